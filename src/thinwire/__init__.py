@@ -1,0 +1,60 @@
+"""thinwire sends the tensors of distributed PyTorch training in a few bits per element and keeps the training correct.
+
+Importing it imports neither torch nor Numba; the names that need torch load it when they are first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from thinwire import codec
+from thinwire._version import __version__
+from thinwire.codec.base import Codec
+from thinwire.errors import ConfigError, DataError, DisagreementError, ThinwireError, TransportError, WireError
+
+if TYPE_CHECKING:
+    from thinwire.codec.registry import codec as codec
+    from thinwire.functional import Work, all_gather, all_reduce, reduce_scatter
+    from thinwire.metrics import Stats
+    from thinwire.training.ddp import Handle, compress
+
+_LAZY = {
+    "Handle": "thinwire.training.ddp",
+    "Stats": "thinwire.metrics",
+    "Work": "thinwire.functional",
+    "all_gather": "thinwire.functional",
+    "all_reduce": "thinwire.functional",
+    "compress": "thinwire.training.ddp",
+    "reduce_scatter": "thinwire.functional",
+}
+
+__all__ = [
+    "Codec",
+    "ConfigError",
+    "DataError",
+    "DisagreementError",
+    "Handle",
+    "Stats",
+    "ThinwireError",
+    "TransportError",
+    "WireError",
+    "Work",
+    "__version__",
+    "all_gather",
+    "all_reduce",
+    "codec",
+    "compress",
+    "reduce_scatter",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'thinwire' has no attribute {name!r}")
+    try:
+        return getattr(importlib.import_module(_LAZY[name]), name)
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise ModuleNotFoundError(f"thinwire.{name} needs torch: pip install 'thinwire[torch]'", name="torch") from None

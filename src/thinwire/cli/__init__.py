@@ -1,0 +1,1 @@
+"""The command line: parses, checks, calls, prints. Nothing else lives here."""

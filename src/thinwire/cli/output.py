@@ -1,0 +1,56 @@
+"""Rows for people and for programs: one table renderer, one JSON writer, one way to say that something went wrong."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from thinwire.errors import ConfigError
+
+Row = Mapping[str, Any]
+
+
+def console() -> Console:
+    """Standard output; where that is no terminal, wide enough that no table is cut."""
+    made = Console(highlight=False)
+    return made if made.is_terminal else Console(highlight=False, width=140)
+
+
+def print_table(rows: Sequence[Row], columns: Mapping[str, str], title: str | None = None) -> None:
+    """A table with one line a row; ``columns`` maps keys to headings. Missing values show as a dash."""
+    table = Table(title=title, title_justify="left")
+    for key, heading in columns.items():
+        numbers = all(isinstance(row.get(key), int | float | None) for row in rows)
+        table.add_column(heading, justify="right" if numbers else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(_text(row.get(key)) for key in columns))
+    console().print(table)
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "NO"
+    if isinstance(value, int) or (isinstance(value, float) and abs(value) >= 10_000):
+        return f"{value:,.0f}"
+    if isinstance(value, float):
+        return f"{value:.4g}" if abs(value) < 0.1 else f"{value:.3f}".rstrip("0").rstrip(".")
+    return str(value)
+
+
+def check_json(path: Path | None) -> None:
+    """Raises ConfigError before any work if the JSON could not be written afterwards."""
+    if path is not None and (path.is_dir() or not path.parent.is_dir()):
+        raise ConfigError(f"--json {path} cannot be written; allowed: a file in a folder that exists")
+
+
+def write_json(path: Path | None, rows: Sequence[Row]) -> None:
+    """``{"rows": [...]}``, or nothing for None."""
+    if path is not None:
+        path.write_text(json.dumps({"rows": [dict(row) for row in rows]}, indent=1, allow_nan=False) + "\n")

@@ -1,0 +1,120 @@
+"""``thinwire train``: the same job with several codecs, side by side.
+
+Outside of torchrun it starts local ranks itself, with torch's elastic launcher; under torchrun it is one of the ranks.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from thinwire.cli.output import check_json
+from thinwire.codec import codec as resolve
+from thinwire.codec.base import Codec
+from thinwire.errors import ConfigError
+
+app = typer.Typer(help="Train a small, real job with several codecs and compare them.", no_args_is_help=True)
+
+Ranks = Annotated[int, typer.Option(help="Local ranks to start; ignored under torchrun.")]
+Codecs = Annotated[str, typer.Option("--codec", help="Codecs to compare, separated by commas.")]
+Epochs = Annotated[int | None, typer.Option(help="Passes over the data; the workload's default if not given.")]
+Seed = Annotated[int, typer.Option(help="Initial weights and the order of the data.")]
+Steps = Annotated[int | None, typer.Option(help="Stop each run after so many steps.")]
+Threads = Annotated[int | None, typer.Option(help="Threads a rank; the processors divided by the ranks if not given.")]
+Feedback = Annotated[bool | None, typer.Option("--feedback/--no-feedback", help="Error feedback; the codec's default.")]
+Json = Annotated[Path | None, typer.Option("--json", help="Also write the rows to this file.")]
+Lr = Annotated[float | None, typer.Option(help="Learning rate; the workload's default if not given.")]
+Batch = Annotated[int | None, typer.Option(help="Samples a rank and step; the workload's default if not given.")]
+
+
+@app.command()
+def mnist(
+    ranks: Ranks = 2,
+    codec: Codecs = "none,bf16,int8,int4",
+    epochs: Epochs = None,
+    seed: Seed = 0,
+    data: Annotated[Path | None, typer.Option(help="Folder of MNIST's four idx files, plain or .gz.")] = None,
+    download: Annotated[bool, typer.Option("--download", help="Fetch full MNIST (11 MB) and use it.")] = False,
+    lr: Lr = None,
+    batch: Batch = None,
+    steps: Steps = None,
+    threads: Threads = None,
+    feedback: Feedback = None,
+    json: Json = None,
+) -> None:
+    """Handwritten digits, a convolutional network of 216,650 parameters, SGD with momentum."""
+    chosen = check(codec, ranks, epochs, steps, threads, json)
+    from thinwire.workloads import download as fetch
+    from thinwire.workloads.mnist import Mnist, MnistConfig
+
+    if data is not None and download:
+        raise ConfigError("--data and --download together; allowed: one of them")
+    folder = fetch.mnist() if download else data
+    workload = Mnist(folder, MnistConfig(**_given(lr=lr, batch=batch)))
+    _go(workload, chosen, ranks, threads, epochs, seed, steps, feedback, json)
+
+
+@app.command()
+def gpt(
+    ranks: Ranks = 2,
+    codec: Codecs = "none,bf16,int8,int4",
+    epochs: Epochs = None,
+    seed: Seed = 0,
+    data: Annotated[Path | None, typer.Option(help="Text file; the standard library's source if not given.")] = None,
+    lr: Lr = None,
+    batch: Batch = None,
+    steps: Steps = None,
+    threads: Threads = None,
+    feedback: Feedback = None,
+    json: Json = None,
+) -> None:
+    """Bytes of text, a transformer of 3.3 million parameters, AdamW. An epoch is 100 steps."""
+    chosen = check(codec, ranks, epochs, steps, threads, json)
+    from thinwire.workloads.gpt import GptConfig, GptWorkload
+
+    workload = GptWorkload(data, GptConfig(**_given(lr=lr, batch=batch)))
+    _go(workload, chosen, ranks, threads, epochs, seed, steps, feedback, json)
+
+
+def _given(**options: float | int | None) -> dict[str, object]:
+    for name, value in options.items():
+        if value is not None and value <= 0:
+            raise ConfigError(f"--{name} {value} is out of range; allowed: above 0")
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def check(
+    codec: str, ranks: int, epochs: int | None, steps: int | None, threads: int | None, json: Path | None
+) -> list[Codec]:  # fmt: skip
+    """The codecs. Raises ConfigError for anything that would stop the ranks later."""
+    for name, value in (("ranks", ranks), ("epochs", epochs), ("steps", steps), ("threads", threads)):
+        if value is not None and value < 1:
+            raise ConfigError(f"--{name} {value} is out of range; allowed: 1 or more")
+    check_json(json)
+    names = [name.strip() for name in codec.split(",") if name.strip()]
+    if not names or len(set(names)) < len(names):
+        raise ConfigError(f"--codec {codec!r} is empty or names a codec twice; allowed: names separated by commas")
+    return [resolve(name) for name in names]
+
+
+def _go(
+    workload: object, codecs: list[Codec], ranks: int, threads: int | None, epochs: int | None, seed: int,
+    steps: int | None, feedback: bool | None, json: Path | None,
+) -> None:  # fmt: skip
+    if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
+        from thinwire.cli.launch import launch
+
+        launch(sys.argv[1:], ranks, threads)
+        return
+    from thinwire.cli.train_rank import run_rank
+    from thinwire.workloads.base import Workload
+    from thinwire.workloads.loop import Run
+
+    assert isinstance(workload, Workload)
+    epochs = epochs or workload.epochs
+    runs = [Run(codec=one, epochs=epochs, seed=seed, steps=steps, feedback=feedback) for one in codecs]
+    run_rank(workload, runs, threads, json)

@@ -1,0 +1,117 @@
+"""What a codec is: a frozen set of fields that turns rows of floats into rows of bytes and back."""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar, final
+
+import numpy as np
+import numpy.typing as npt
+
+from thinwire.codec.arrays import Array, buffer, new_like, rows_in, wire_in
+from thinwire.errors import ConfigError
+from thinwire.kernels.layout import ROW_ALIGN, round_up
+from thinwire.kernels.ops import Rows
+
+F32 = npt.NDArray[np.float32]
+U8 = npt.NDArray[np.uint8]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Codec(ABC):
+    """Rows of floats <-> rows of bytes. A row is one message: it decodes alone, and its size depends on n only.
+
+    Subclasses are final, list their fields, and implement the methods with a leading underscore.
+    """
+
+    source: ClassVar[str]
+    """Where the formula comes from."""
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """The registered name, e.g. "int4"."""
+
+    @abstractmethod
+    def _payload_bytes(self, n: int) -> int: ...
+
+    @abstractmethod
+    def _encode(self, rows: Rows, wire: U8, error: F32 | None, seed: int) -> None: ...
+
+    @abstractmethod
+    def _decode(self, wire: U8, out: F32, add: bool) -> None: ...
+
+    @final
+    def encode(self, rows: Array, out: Array | None = None, error: Array | None = None, seed: int = 0) -> Array:
+        """(r, n) floats -> (r, ``wire_bytes(n)``) uint8, NumPy or torch as given.
+
+        ``out`` receives the bytes; ``error`` (r, n) float32 receives what the wire lost, ``rows - decode(bytes)``, and
+        may be ``rows`` itself. ``seed`` chooses the noise of codecs that round stochastically; others ignore it.
+        Raises ConfigError for anything but a strided CPU array of floats with two dimensions.
+        """
+        values = rows_in(rows)
+        r, n = values.data.shape
+        shape = (r, self.wire_bytes(n))
+        if out is None:
+            wire, result = new_like(rows, shape, np.uint8)
+        else:
+            wire, result = buffer("out", out, shape, np.uint8), out
+        lost = None if error is None else buffer("error", error, (r, n), np.float32)
+        if n:
+            self._encode(values, wire, lost, seed)
+            wire[:, self._payload_bytes(n) :] = 0
+        return result
+
+    @final
+    def decode(self, wire: Array, n: int, out: Array | None = None, add: bool = False) -> Array:
+        """(r, ``wire_bytes(n)``) uint8 -> (r, n) float32, NumPy or torch as given; ``add=True`` adds to ``out``.
+
+        Raises ConfigError if the bytes of a row are not ``wire_bytes(n)``, or ``out`` is not (r, n) float32.
+        """
+        data = wire_in(wire, self.wire_bytes(n))
+        shape = (data.shape[0], n)
+        if out is None:
+            if add:
+                raise ConfigError("add=True without out; allowed: out=(rows, n) float32 to add to")
+            values, result = new_like(wire, shape, np.float32)
+        else:
+            values, result = buffer("out", out, shape, np.float32), out
+        if n:
+            self._decode(data, values, add)
+        return result
+
+    @final
+    def wire_bytes(self, n: int) -> int:
+        """Bytes of one row of ``n`` elements, padding included. Raises ConfigError for a negative ``n``."""
+        if n < 0:
+            raise ConfigError(f"n={n!r} is out of range; allowed: 0 or more")
+        return round_up(self._payload_bytes(n), ROW_ALIGN)
+
+    @final
+    def bits_per_element(self, n: int) -> float:
+        """Effective bits of an element in a row of ``n``: codes, scales and padding. 0.0 for an empty row."""
+        return 8 * self.wire_bytes(n) / n if n else 0.0
+
+    @final
+    def spec(self) -> str:
+        """Name and fields as one line of ASCII, e.g. "int4;block=32;scale=log8": what ranks and frames compare."""
+        fields = [f"{f.name}={_text(getattr(self, f.name))}" for f in dataclasses.fields(self) if f.name != "bits"]
+        return ";".join([self.name, *fields])
+
+
+def _text(value: Any) -> str:
+    return "none" if value is None else str(value)
+
+
+def check_bits(name: str, bits: int, allowed: tuple[int, ...]) -> None:
+    """Raises ConfigError unless ``bits`` is one of ``allowed``."""
+    if isinstance(bits, bool) or bits not in allowed:
+        raise ConfigError(f"{name}: bits={bits!r} is out of range; allowed: {', '.join(map(str, allowed))}")
+
+
+def check_block(name: str, block: int, smallest: int, largest: int) -> None:
+    """Raises ConfigError unless ``block`` is a power of two in [smallest, largest]."""
+    good = isinstance(block, int) and not isinstance(block, bool) and smallest <= block <= largest
+    if not good or block & (block - 1):
+        raise ConfigError(f"{name}: block={block!r} is not allowed; allowed: powers of two from {smallest} to {largest}")

@@ -1,0 +1,105 @@
+"""A self-describing message: a header that names codec and sizes, then the same row bytes as everywhere.
+
+    0  4s   magic "TWIR"             16  u64  elements a row
+    4  u8   version (1)              24  u64  payload bytes
+    5  u8   bytes of the spec        32  the codec's spec, ASCII, zero-padded to a multiple of 16
+    6  u16  zero                         then rows * wire_bytes(n) payload bytes
+    8  u32  rows
+    12 u32  CRC-32 of the whole frame with this field zero
+
+All little endian. docs/wire-format.md is normative.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from thinwire.codec.arrays import Array
+from thinwire.codec.base import Codec
+from thinwire.codec.registry import from_spec
+from thinwire.errors import ConfigError, WireError
+from thinwire.kernels.layout import round_up
+
+MAGIC: Final = b"TWIR"
+VERSION: Final = 1
+_HEADER: Final = struct.Struct("<4sBBHIIQQ")
+_CHECKSUM_AT: Final = 12
+
+
+class Frame(NamedTuple):
+    """A frame's content: ``wire`` is (r, ``codec.wire_bytes(n)``) uint8, a view of the frame's bytes."""
+
+    codec: Codec
+    n: int
+    wire: npt.NDArray[np.uint8]
+
+
+def dumps(rows: Array, codec: Codec, seed: int = 0) -> bytes:
+    """Encode (r, n) floats and frame them. Raises ConfigError as :meth:`Codec.encode` does."""
+    wire = np.asarray(codec.encode(rows, seed=seed))
+    return pack(Frame(codec, int(rows.shape[1]), wire))
+
+
+def loads(data: bytes | bytearray | memoryview) -> npt.NDArray[np.float32]:
+    """The (r, n) float32 rows of a frame. Raises WireError for bytes that are not a whole, unaltered frame."""
+    codec, n, wire = unpack(data)
+    return np.asarray(codec.decode(wire, n))
+
+
+def pack(frame: Frame) -> bytes:
+    """Frame rows that are encoded already."""
+    spec = frame.codec.spec().encode("ascii")
+    rows = frame.wire.shape[0]
+    payload = np.ascontiguousarray(frame.wire).tobytes()
+    header = bytearray(_HEADER.pack(MAGIC, VERSION, len(spec), 0, rows, 0, frame.n, len(payload)))
+    header += spec.ljust(round_up(len(spec), 16), b"\0")
+    checksum = zlib.crc32(payload, zlib.crc32(header))
+    struct.pack_into("<I", header, _CHECKSUM_AT, checksum)
+    return bytes(header) + payload
+
+
+def unpack(data: bytes | bytearray | memoryview) -> Frame:
+    """Check a frame and view its rows; allocates nothing that depends on the header.
+
+    Raises WireError for truncated, extended, altered or unknown bytes.
+    """
+    view = memoryview(data).cast("B")
+    codec, n, start, size = _read_header(view)
+    if len(view) != start + size:
+        raise WireError(f"frame has {len(view)} bytes; its header says {start + size}")
+    (stated,) = struct.unpack_from("<I", view, _CHECKSUM_AT)
+    blank = zlib.crc32(bytes(4), zlib.crc32(view[:_CHECKSUM_AT]))
+    actual = zlib.crc32(view[_CHECKSUM_AT + 4 :], blank)
+    if stated != actual:
+        raise WireError(f"frame checksum is {stated:#010x}; its bytes give {actual:#010x}")
+    rows = int(struct.unpack_from("<I", view, 8)[0])
+    wire = np.frombuffer(view[start:], dtype=np.uint8).reshape(rows, codec.wire_bytes(n))
+    return Frame(codec, n, wire)
+
+
+
+def _read_header(view: memoryview) -> tuple[Codec, int, int, int]:
+    """Codec, elements a row, where the payload starts and its size: each checked against the others."""
+    if len(view) < _HEADER.size:
+        raise WireError(f"frame has {len(view)} bytes; a header alone has {_HEADER.size}")
+    magic, version, spec_size, zero, rows, _, n, size = _HEADER.unpack_from(view)
+    if magic != MAGIC:
+        raise WireError(f"frame starts with {bytes(magic)!r}; allowed: {MAGIC!r}")
+    if version != VERSION:
+        raise WireError(f"frame has version {version}; allowed: {VERSION}")
+    start = _HEADER.size + round_up(spec_size, 16)
+    if zero or len(view) < start or any(view[_HEADER.size + spec_size : start]):
+        raise WireError(f"frame header is damaged: {spec_size} bytes of spec in {len(view)} bytes, padding not zero")
+    text = bytes(view[_HEADER.size : _HEADER.size + spec_size])
+    try:
+        codec = from_spec(text.decode("ascii"))
+    except (ConfigError, ValueError) as error:
+        raise WireError(f"frame names codec {text!r}: {error}") from None
+    if size != rows * codec.wire_bytes(n):
+        raise WireError(f"frame says {size} payload bytes; {rows} rows of {n} elements have {rows * codec.wire_bytes(n)}")
+    return codec, n, start, size

@@ -1,0 +1,93 @@
+"""Names and what they resolve to: exactly one class and its defaults."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Mapping
+from typing import Any, Final
+
+from thinwire.codec import cast, integer, minmax
+from thinwire.codec.base import Codec
+from thinwire.errors import ConfigError, unknown_name
+
+_INT_DEFAULTS: Final[dict[int, dict[str, Any]]] = {
+    2: {"block": 32, "scale": "log8"},
+    3: {"block": 32, "scale": "log8"},
+    4: {"block": 32, "scale": "log8"},
+    5: {"block": 64, "scale": "bf16"},
+    6: {"block": 64, "scale": "bf16"},
+    7: {"block": 128, "scale": "bf16"},
+    8: {"block": 128, "scale": "bf16"},
+}
+
+REGISTRY: Final[Mapping[str, Codec]] = {
+    made.name: made
+    for made in [
+        cast.Raw(),
+        cast.BFloat16(),
+        cast.Float16(),
+        *(integer.Int(bits=bits, **_INT_DEFAULTS[bits]) for bits in reversed(integer.BITS)),
+        *(minmax.MinMax(bits=bits) for bits in reversed(minmax.BITS) if bits > 1),
+    ]
+}
+"""Every name with the codec that its defaults give."""
+
+
+def codec(name: str | Codec, **fields: Any) -> Codec:
+    """The codec of a registered name, with ``fields`` in place of its defaults: ``codec("int4", block=64)``.
+
+    A codec is returned as it is, or with the fields replaced. Raises ConfigError for an unknown name or field (with the
+    nearest known ones) and for values out of range.
+    """
+    if isinstance(name, Codec):
+        base = name
+    elif isinstance(name, str) and name in REGISTRY:  # pyright: ignore[reportUnnecessaryIsInstance]  a user's mistake
+        base = REGISTRY[name]
+    else:
+        raise unknown_name("codec", name, REGISTRY)
+    if not fields:
+        return base
+    allowed = [f.name for f in dataclasses.fields(base) if f.name != "bits"]
+    for field in fields:
+        if field == "bits":
+            raise ConfigError(f"{base.name}: bits={fields[field]!r} is part of the name; allowed: another name")
+        if field not in allowed:
+            raise _unknown_field(base.name, field, allowed)
+    return dataclasses.replace(base, **fields)
+
+
+def _unknown_field(name: str, field: str, allowed: list[str]) -> ConfigError:
+    if not allowed:
+        return ConfigError(f"{name}: field {field!r} is not known; {name} has no fields")
+    nearest = difflib.get_close_matches(field, allowed, n=1, cutoff=0.4)
+    hint = f"; did you mean {nearest[0]!r}?" if nearest else ";"
+    return ConfigError(f"{name}: field {field!r} is not known{hint} allowed: {', '.join(allowed)}")
+
+
+def from_spec(text: str) -> Codec:
+    """The inverse of :meth:`Codec.spec`. Raises ConfigError for anything that no codec would write."""
+    name, *parts = text.split(";")
+    fields: dict[str, Any] = {}
+    for part in parts:
+        key, separator, value = part.partition("=")
+        if not separator or key in fields:
+            raise ConfigError(f"codec spec {text!r} has a bad field {part!r}; allowed: field=value, once each")
+        fields[key] = None if value == "none" else int(value) if value.isascii() and value.isdigit() else value
+    made = codec(name, **fields)
+    if made.spec() != text:
+        raise ConfigError(f"codec spec {text!r} is not complete; allowed: {made.spec()!r}")
+    return made
+
+
+def describe(n: int = 1 << 20) -> list[dict[str, object]]:
+    """A row a codec: name, effective bits an element in rows of ``n``, fields and source."""
+    return [
+        {
+            "codec": name,
+            "bits_per_element": made.bits_per_element(n),
+            "fields": ", ".join(made.spec().split(";")[1:]),
+            "source": made.source,
+        }
+        for name, made in REGISTRY.items()
+    ]

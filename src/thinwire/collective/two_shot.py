@@ -1,0 +1,161 @@
+"""Two-shot all-reduce: every rank sums one shard in fp32 and sends its result to all; two quantizations, at any N.
+
+    first shot     rank r encodes shard p of its tensor for rank p; p adds what arrives to its own shard, which stays exact
+    second shot    p encodes its sum (or mean); everybody decodes those bytes, p too, so replicas are bit-identical
+
+The expected error is D/(1 + (N-1) rho) + D for one quantization's D, where a ring that requantizes at each hop has
+D (N+1)/2 (docs/numerics.md). Shards travel in segments: while one is on the wire, the next is encoded and the last decoded.
+In round t of a segment, rank r sends to r+t and receives from r-t: both directions are busy and nobody is sent to twice.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Final, Literal
+
+import torch
+
+from thinwire.codec.base import Codec
+from thinwire.collective.shard import Shards
+from thinwire.collective.transport import Pending, Transport
+from thinwire.metrics import Recorder
+
+Op = Literal["mean", "sum"]
+_IN_FLIGHT: Final = 3
+
+
+class TwoShot:
+    """The collective over one group with one codec. Tensors are flat, contiguous fp32 on the CPU.
+
+    Buffers are kept between calls; one thread uses an instance at a time, and all ranks call in the same order.
+    """
+
+    def __init__(self, transport: Transport, codec: Codec, recorder: Recorder) -> None:
+        self.transport, self.codec, self.recorder = transport, codec, recorder
+        self._flight: deque[tuple[int | None, Pending, Callable[[], None]]] = deque()
+        self._buffers: dict[int, deque[torch.Tensor]] = {}
+
+    def all_reduce(self, x: torch.Tensor, shards: Shards, op: Op, error: torch.Tensor | None = None) -> None:
+        """Sum or mean of ``x`` over the ranks, in place. ``error`` receives what this rank must add to its next tensor."""
+        if self.transport.size == 1:
+            if error is not None:
+                error.zero_()
+            return
+        for k in range(shards.segments + 1):
+            if k < shards.segments:
+                self._scatter(k, x, x, shards, error)
+            if k > 0:
+                self._finish(k - 1)
+                self._share(k - 1, x, shards, op, error)
+        self._finish()
+
+    def reduce_scatter(self, output: torch.Tensor, x: torch.Tensor, shards: Shards, op: Op) -> None:
+        """The first shot alone: ``output`` gets this rank's shard of the sum or mean, in fp32."""
+        me = self.transport.rank
+        own = slice(me * shards.size, (me + 1) * shards.size)
+        output.copy_(x[own])
+        for k in range(shards.segments):
+            self._scatter(k, x, _At(output, own.start), shards, None)
+        self._finish()
+        if op == "mean":
+            output.div_(self.transport.size)
+
+    def all_gather(self, output: torch.Tensor, shards: Shards) -> None:
+        """The second shot alone: this rank's shard of ``output``, quantized, to the same place on all ranks."""
+        for k in range(shards.segments if self.transport.size > 1 else 0):
+            self._share(k, output, shards, "sum", None)
+        self._finish()
+
+    def _scatter(
+        self, k: int, x: torch.Tensor, target: torch.Tensor | _At, shards: Shards, error: torch.Tensor | None
+    ) -> None:  # fmt: skip
+        """Segment k of every other shard to its owner; theirs of mine are added to ``target`` as they arrive."""
+        me, ranks = self.transport.rank, self.transport.size
+        mine = shards.span(me, k)
+        for step in range(1, ranks):
+            to, source = (me + step) % ranks, (me - step) % ranks
+            span = shards.span(to, k)
+            send = self._encode(x[span], None if error is None else error[span])
+            self._post(k, send, to, mine, source, target, add=True)
+
+    def _share(self, k: int, x: torch.Tensor, shards: Shards, op: Op, error: torch.Tensor | None) -> None:
+        """My segment k, encoded once, to every other rank; I decode the same bytes."""
+        me, ranks = self.transport.rank, self.transport.size
+        mine = shards.span(me, k)
+        own, lost = x[mine], None if error is None else error[mine]
+        if op == "mean":
+            own.div_(ranks)
+        send = self._encode(own, lost)
+        if op == "mean" and lost is not None:
+            lost.mul_(ranks)
+        if send is not None:
+            self._decode(send, own, add=False)
+        for step in range(1, ranks):
+            to, source = (me + step) % ranks, (me - step) % ranks
+            self._post(None, send, to, shards.span(source, k), source, x, add=False, shared=step < ranks - 1)
+
+    def _encode(self, x: torch.Tensor, error: torch.Tensor | None) -> torch.Tensor | None:
+        """The row of one message in a buffer of ours, or None for an empty one."""
+        if not x.numel():
+            return None
+        wire = self._borrow(self.codec.wire_bytes(x.numel()))
+        with self.recorder.timed("encode_seconds"):
+            self.codec.encode(x[None], out=wire[None], error=None if error is None else error[None])
+        return wire
+
+    def _decode(self, wire: torch.Tensor, out: torch.Tensor, add: bool) -> None:
+        with self.recorder.timed("decode_seconds"):
+            self.codec.decode(wire[None], out.numel(), out=out[None], add=add)
+
+    def _post(
+        self, summand: int | None, send: torch.Tensor | None, to: int, span: slice, source: int,
+        target: torch.Tensor | _At, add: bool, shared: bool = False,
+    ) -> None:  # fmt: skip
+        """Start one exchange; what arrives is for ``span`` of ``target``, and part of the sum of segment ``summand``."""
+        count = span.stop - span.start
+        receive = self._borrow(self.codec.wire_bytes(count)) if count else None
+        if send is None and receive is None:
+            return
+
+        def finish() -> None:
+            if receive is not None:
+                self._decode(receive, target[span], add)
+                self._return(receive)
+            if send is not None and not shared:
+                self._return(send)
+
+        pending = self.transport.exchange(send, to, receive, source)
+        sent, received = 0 if send is None else send.numel(), 0 if receive is None else receive.numel()
+        self.recorder.add(bytes_sent=sent, bytes_received=received)
+        self._flight.append((summand, pending, finish))
+        while len(self._flight) > _IN_FLIGHT:
+            self._finish_one()
+
+    def _finish_one(self) -> None:
+        _, pending, finish = self._flight.popleft()
+        with self.recorder.timed("wire_seconds"):
+            pending.wait()
+        finish()
+
+    def _finish(self, segment: int | None = None) -> None:
+        """Finish exchanges in the order of their start until the sum of ``segment`` is complete; None: all of them."""
+        while self._flight and (segment is None or any(one == segment for one, _, _ in self._flight)):
+            self._finish_one()
+
+    def _borrow(self, size: int) -> torch.Tensor:
+        free = self._buffers.get(size)
+        return free.pop() if free else torch.empty(size, dtype=torch.uint8)
+
+    def _return(self, buffer: torch.Tensor) -> None:
+        self._buffers.setdefault(buffer.numel(), deque()).append(buffer)
+
+
+class _At:
+    """A shard that is indexed by its place in the whole tensor."""
+
+    def __init__(self, shard: torch.Tensor, start: int) -> None:
+        self._shard, self._start = shard, start
+
+    def __getitem__(self, span: slice) -> torch.Tensor:
+        return self._shard[span.start - self._start : span.stop - self._start]

@@ -1,0 +1,150 @@
+"""Numba kernels of ``bf16`` and ``fp16``; the definitions are in :mod:`thinwire.kernels.reference`."""
+# pyright: reportUnknownMemberType=false, reportUntypedFunctionDecorator=false  (compiled by Numba)
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from thinwire.kernels.cpu_tile import half_to_float, load_tile
+from thinwire.kernels.jit import inline, kernel
+from thinwire.kernels.layout import BF16_MAX, BF16_NAN, TILE
+
+_INF = np.uint32(0x7F800000)
+_ABS = np.uint32(0x7FFFFFFF)
+
+
+@inline
+def _bf16(pattern: Any) -> Any:
+    magnitude = pattern & _ABS
+    rounded = (magnitude + np.uint32(0x7FFF) + ((magnitude >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
+    rounded = min(rounded, np.uint32(BF16_MAX)) if magnitude < _INF else np.uint32(0x7F80)
+    code = rounded | ((pattern >> np.uint32(16)) & np.uint32(0x8000))
+    return code if magnitude <= _INF else np.uint32(BF16_NAN)
+
+
+@inline
+def _half(pattern: Any, shifted: Any) -> Any:
+    """IEEE half bits of a number below 2^16, rounded to nearest even; ``shifted`` holds the bits of |x| + 1/2."""
+    magnitude = pattern & _ABS
+    normal = (magnitude + np.uint32(0xFFF) + ((magnitude >> np.uint32(13)) & np.uint32(1))) >> np.uint32(13)
+    code = normal - np.uint32(112 << 10) if magnitude >= np.uint32(0x38800000) else shifted - np.uint32(0x3F000000)
+    return code | ((pattern >> np.uint32(16)) & np.uint32(0x8000))
+
+
+@inline
+def _deliver(values: Any, out: Any, add: bool) -> None:
+    if add:
+        for i in range(out.size):
+            out[i] += values[i]
+    else:
+        for i in range(out.size):
+            out[i] = values[i]
+
+
+@kernel("void(u1[::1], i8, u1[::1], i8, i8, f4[::1])")
+def bf16_encode(x: Any, kind: int, wire: Any, start: int, stop: int, error: Any) -> None:
+    """Encode elements [start, stop) of a row. ``error`` may be empty."""
+    scratch = np.empty(TILE, np.uint32)
+    wide = np.empty(TILE, np.uint32)
+    for at in range(start, stop, TILE):
+        end = min(at + TILE, stop)
+        tile = load_tile(x, kind, at, end, scratch)
+        patterns = tile.view(np.uint32)
+        stored = wire[2 * at : 2 * end].view(np.uint16)
+        for i in range(patterns.size):
+            stored[i] = np.uint16(_bf16(patterns[i]))
+        if error.size:
+            lost, values = error[at:end], wide[: end - at].view(np.float32)
+            for i in range(stored.size):
+                wide[i] = np.uint32(stored[i]) << np.uint32(16)
+            for i in range(lost.size):
+                lost[i] = tile[i] - values[i]
+
+
+@kernel("void(u1[::1], f4[::1], i8, i8, b1)")
+def bf16_decode(wire: Any, out: Any, start: int, stop: int, add: bool) -> None:
+    """Decode elements [start, stop) of a row, or add them to ``out``."""
+    wide = np.empty(TILE, np.uint32)
+    for at in range(start, stop, TILE):
+        end = min(at + TILE, stop)
+        stored = wire[2 * at : 2 * end].view(np.uint16)
+        for i in range(stored.size):
+            wide[i] = np.uint32(stored[i]) << np.uint32(16)
+        _deliver(wide[: end - at].view(np.float32), out[at:end], add)
+
+
+@inline
+def _f16_scale(patterns: Any, first: int, last: int) -> Any:
+    """bf16 bits of the power of two that brings the largest of [first, last) into [2^14, 2^15); NaN if not finite."""
+    top = np.uint32(0)
+    for i in range(first, last):
+        top = max(top, patterns[i] & _ABS)
+    exponent = max(np.int32(top >> np.uint32(23)) - np.int32(14), np.int32(1))
+    return np.uint16(exponent << np.int32(7)) if top < _INF else np.uint16(BF16_NAN)
+
+
+@kernel("void(u1[::1], i8, u1[::1], i8, i8, i8, i8, f4[::1])")
+def f16_encode(x: Any, kind: int, wire: Any, n: int, start: int, stop: int, block: int, error: Any) -> None:
+    """Encode elements [start, stop) of a row; ``block`` divides the tile. ``error`` may be empty."""
+    count_all = (n + block - 1) // block
+    scales, packed = wire[: 2 * count_all].view(np.uint16), wire[2 * count_all :]
+    scratch, scaled = np.empty(TILE, np.uint32), np.empty(TILE, np.uint32)
+    shifted = np.empty(TILE, np.uint32)
+    floats, moved = scaled.view(np.float32), shifted.view(np.float32)
+    pair = np.empty(2, np.uint32)
+    factors = pair.view(np.float32)
+    for at in range(start, stop, TILE):
+        end = min(at + TILE, stop)
+        tile = load_tile(x, kind, at, end, scratch)
+        patterns = tile.view(np.uint32)
+        stored = packed[2 * at : 2 * end].view(np.uint16)
+        for first in range(0, end - at, block):
+            last = min(first + block, end - at)
+            code = _f16_scale(patterns, first, last)
+            scales[(at + first) // block] = code
+            finite = code != np.uint16(BF16_NAN)
+            exponent = np.int32(code >> np.uint16(7)) - np.int32(127)
+            # 2^-e in two exact factors, since 2^126 and above have no single one.
+            pair[0] = np.uint32(127 - exponent // 2) << np.uint32(23) if finite else np.uint32(0)
+            pair[1] = np.uint32(127 - (exponent - exponent // 2)) << np.uint32(23) if finite else np.uint32(0)
+            one, two = factors[0], factors[1]
+            for i in range(first, last):
+                floats[i] = tile[i] * one * two
+            for i in range(first, last):
+                moved[i] = abs(floats[i]) + np.float32(0.5)
+            for i in range(first, last):
+                stored[i] = np.uint16(_half(scaled[i], shifted[i])) if finite else np.uint16(0)
+        if error.size:
+            lost = error[at:end]
+            for i in range(lost.size):
+                lost[i] = tile[i]
+            _f16_tile(stored, scales, at, block, shifted, floats)
+            for i in range(lost.size):
+                lost[i] = lost[i] - floats[i]
+
+
+@inline
+def _f16_tile(stored: Any, scales: Any, at: int, block: int, scratch: Any, values: Any) -> None:
+    half_to_float(stored, scratch[: stored.size])
+    floats = scratch.view(np.float32)
+    one = np.empty(1, np.uint32)
+    for first in range(0, stored.size, block):
+        one[0] = np.uint32(scales[(at + first) // block]) << np.uint32(16)
+        scale = one.view(np.float32)[0]
+        for i in range(first, min(first + block, stored.size)):
+            values[i] = floats[i] * scale
+
+
+@kernel("void(u1[::1], f4[::1], i8, i8, i8, b1)")
+def f16_decode(wire: Any, out: Any, start: int, stop: int, block: int, add: bool) -> None:
+    """Decode elements [start, stop) of a row, or add them to ``out``."""
+    n = out.size
+    count_all = (n + block - 1) // block
+    scales, packed = wire[: 2 * count_all].view(np.uint16), wire[2 * count_all :]
+    scratch, values = np.empty(TILE, np.uint32), np.empty(TILE, np.float32)
+    for at in range(start, stop, TILE):
+        end = min(at + TILE, stop)
+        _f16_tile(packed[2 * at : 2 * end].view(np.uint16), scales, at, block, scratch, values)
+        _deliver(values[: end - at], out[at:end], add)

@@ -1,0 +1,79 @@
+"""Compilation on first use, cached on disk so that many ranks of several versions can share the cache.
+
+Numba keys its cache by one source file's date. A kernel here inlines helpers of other files, so the stamp is the hash of
+all kernel sources; and since processes that write the same index at once can mix it up, compiling and loading happen
+under one lock file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import numba
+from numba.core.dispatcher import Dispatcher
+
+_OPTIONS: Final[dict[str, Any]] = {"nogil": True, "error_model": "numpy", "boundscheck": False}
+_process_lock: Final = threading.Lock()
+
+inline: Final = numba.njit(forceinline=True, **_OPTIONS)
+"""Decorator of a helper that kernels of any file call; it is compiled into its callers."""
+
+
+def sources_stamp(folder: Path = Path(__file__).parent) -> str:
+    """Hash of every kernel source: one changed line makes every cached kernel stale."""
+    digest = hashlib.sha256(numba.__version__.encode())
+    for path in sorted(folder.glob("*.py")):
+        digest.update(path.name.encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+@contextlib.contextmanager
+def _machine_lock(folder: Path) -> Iterator[None]:
+    """One process at a time; the system drops the lock of a process that dies."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        handle = open(folder / "thinwire.lock", "wb")  # noqa: SIM115  closed below, after the lock
+    except OSError:
+        handle = open(Path(tempfile.gettempdir()) / "thinwire.lock", "wb")  # noqa: SIM115  a read-only cache folder
+    with handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+
+
+class Kernel:
+    """A function with one signature, compiled (or loaded from the cache) the first time it is called."""
+
+    def __init__(self, function: Callable[..., Any], signature: str) -> None:
+        self.signature = signature
+        self._dispatcher: Dispatcher = numba.njit(signature_or_function=function, cache=True, **_OPTIONS)
+        self._ready = False
+
+    def __call__(self, *args: Any) -> Any:
+        if not self._ready:
+            self.prepare()
+        return self._dispatcher(*args)
+
+    def prepare(self) -> None:
+        """Compile or load now; safe from any number of threads and processes."""
+        with _process_lock:
+            if self._ready:
+                return
+            cache = self._dispatcher._cache  # pyright: ignore[reportPrivateUsage]  Numba has no public hook
+            cache._cache_file._source_stamp = sources_stamp()
+            with _machine_lock(Path(cache.cache_path)):
+                self._dispatcher.compile(self.signature)
+            # An argument of another type is a bug here; compiling for it would do so outside of the lock.
+            self._dispatcher.disable_compile()
+            self._ready = True
+
+
+def kernel(signature: str) -> Callable[[Callable[..., Any]], Kernel]:
+    """Decorator of an entry point: one explicit signature, so that a cache entry can only ever mean one thing."""
+    return lambda function: Kernel(function, signature)

@@ -1,0 +1,92 @@
+"""Sizes, constants and offsets of the row formats: the one place where reference and fast kernels get them from.
+
+The normative text is docs/wire-format.md; the names here are the ones it uses.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+ROW_ALIGN: Final = 16
+"""Every row is zero-padded to a multiple of this many bytes, so that a row may be read with 128-bit loads."""
+
+UNIT: Final = 256
+"""Elements that are packed together; a byte of a plane holds elements that lie ``unit bytes`` apart."""
+
+GROUP: Final = 1024
+"""Elements that share one bf16 maximum, to which the 8-bit log scales are relative."""
+
+TILE: Final = 4096
+"""Elements that a fast kernel holds in the first-level cache at a time; a multiple of UNIT and GROUP."""
+
+NONFINITE_KEY: Final = 0xFF000000
+"""A magnitude key (bits rotated left by one) at or above this comes from Inf or NaN."""
+
+BF16_NAN: Final = 0x7FC0
+BF16_MAX: Final = 0x7F7F
+BF16_MIN_NORMAL: Final = 0x0080
+
+LOG_STEPS: Final = 8
+"""Log scales per octave."""
+LOG_LAST: Final = 125
+LOG_ZERO: Final = 126
+LOG_NONFINITE: Final = 127
+LOG_SIGN: Final = 0x80
+
+# Mantissa bits of 2**((i + 1/2)/8), i = 0..7, rounded to fp32: where the nearest log scale changes.
+# Literals, since a platform's pow() may differ in the last bit and the wire may not.
+LOG_THRESHOLDS: Final[npt.NDArray[np.uint32]] = np.array(
+    [0x05AAC3, 0x11C3D3, 0x1EF532, 0x2D583F, 0x3D08A4, 0x4E248C, 0x60CCDF, 0x75257D], dtype=np.uint32
+)
+# fp32 bits of 2**(-i/8), i = 0..7.
+_LOG_FRACTIONS: Final[npt.NDArray[np.float32]] = np.array(
+    [0x3F800000, 0x3F6AC0C7, 0x3F5744FD, 0x3F45672A, 0x3F3504F3, 0x3F25FED7, 0x3F1837F0, 0x3F0B95C2], dtype=np.uint32
+).view(np.float32)
+
+
+@lru_cache
+def log_table(bits: int) -> npt.NDArray[np.float32]:
+    """The 256 factors that turn a group maximum into a block's scale, by the scale's byte: (256,) fp32, exact."""
+    steps = np.arange(LOG_LAST + 1)
+    exponents = -(steps // LOG_STEPS) - (bits - 1)
+    half = np.zeros(LOG_SIGN, dtype=np.float32)
+    half[: LOG_LAST + 1] = np.ldexp(_LOG_FRACTIONS[steps % LOG_STEPS], exponents)
+    half[LOG_NONFINITE] = np.nan
+    return np.concatenate([half, -half])
+
+
+def largest_scale(bits: int) -> int:
+    """The bf16 bits of the largest scale whose ``2**(bits-1)``-fold is still finite in fp32."""
+    return BF16_MAX - ((bits - 1) << 7)
+
+
+def round_up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple
+
+
+def plane_bytes(n: int, width: int) -> int:
+    """Bytes of the plane that holds ``width`` bits of each of ``n`` codes."""
+    full, rest = divmod(n, UNIT)
+    return full * (UNIT * width // 8) + -(-rest * width // 8)
+
+
+@lru_cache
+def plane_widths(bits: int) -> tuple[int, ...]:
+    """The planes of a code, most significant first: the binary digits of ``bits`` (7 -> 4, 2, 1)."""
+    return tuple(width for width in (16, 8, 4, 2, 1) if bits & width)
+
+
+@lru_cache(4096)
+def code_bytes(n: int, bits: int) -> int:
+    """Bytes of ``n`` packed codes."""
+    return sum(plane_bytes(n, width) for width in plane_widths(bits))
+
+
+def int_scale_bytes(n: int, block: int, log_scale: bool) -> int:
+    """Bytes of the scales of ``n`` elements: a bf16 a group and a byte a block, or a bf16 a block."""
+    blocks = -(-n // block)
+    return 2 * -(-n // GROUP) + blocks if log_scale else 2 * blocks

@@ -1,0 +1,90 @@
+"""Writes LLVM vector code for Numba intrinsics, once for every processor.
+
+Numba's loops over blocks of 32 elements pay for alias checks and remainders at every block. Code written here has a
+fixed number of lanes and no branch; LLVM splits the vectors into what the processor has (AVX-512, AVX2, NEON).
+"""
+# pyright: reportUnknownMemberType=false, reportUnknownParameterType=false, reportMissingParameterType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false  (llvmlite has no types)
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba.core import cgutils
+
+from thinwire.kernels.layout import TILE
+
+VECTOR = 16
+I8, I16, I32, I64 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64)
+F32, F64 = ir.FloatType(), ir.DoubleType()
+_BYTES = {I8: 1, I16: 2, I32: 4, F32: 4, F64: 8, I64: 8}
+
+
+class Emitter:
+    """What an intrinsic needs to write vector code: memory access, constants and LLVM's named functions."""
+
+    def __init__(self, context: Any, builder: Any, signature: Any, args: Any) -> None:
+        self.context, self.b, self.types, self.args = context, builder, signature.args, args
+
+    def pointer(self, index: int, at: Any, element: Any) -> Any:
+        """Address of element ``at`` of the array argument ``index``, as a pointer to ``element``."""
+        array = self.context.make_array(self.types[index])(self.context, self.b, self.args[index])
+        return self.b.bitcast(self.b.gep(array.data, [at]), element.as_pointer())
+
+    def load(self, pointer: Any, element: Any, lanes: int, offset: int = 0) -> Any:
+        place = self.b.gep(pointer, [ir.Constant(I64, offset)])
+        return self.b.load(self.b.bitcast(place, ir.VectorType(element, lanes).as_pointer()), align=_BYTES[element])
+
+    def store(self, value: Any, pointer: Any, element: Any, offset: int = 0) -> None:
+        place = self.b.gep(pointer, [ir.Constant(I64, offset)])
+        self.b.store(value, self.b.bitcast(place, value.type.as_pointer()), align=_BYTES[element])
+
+    def constant(self, element: Any, value: float, lanes: int) -> Any:
+        return ir.Constant(ir.VectorType(element, lanes), [value] * lanes)
+
+    def splat(self, scalar: Any, lanes: int) -> Any:
+        vector = ir.VectorType(scalar.type, lanes)
+        first = self.b.insert_element(ir.Constant(vector, ir.Undefined), scalar, ir.Constant(I32, 0))
+        mask = ir.Constant(ir.VectorType(I32, lanes), [0] * lanes)
+        return self.b.shuffle_vector(first, ir.Constant(vector, ir.Undefined), mask)
+
+    def call(self, name: str, result: Any, *args: Any) -> Any:
+        function = cgutils.get_or_insert_function(
+            self.b.module, ir.FunctionType(result, [a.type for a in args]), f"llvm.{name}"
+        )
+        return self.b.call(function, args)
+
+    def binary(self, name: str, left: Any, right: Any) -> Any:
+        bits = 8 * _BYTES[left.type.element]
+        return self.call(f"{name}.v{left.type.count}i{bits}", left.type, left, right)
+
+    def reduce(self, name: str, vectors: list[Any]) -> Any:
+        """One number out of several vectors of equal length."""
+        while len(vectors) > 1:
+            pairs = zip(vectors[::2], vectors[1::2], strict=False)
+            vectors = [self.binary(name, a, b) for a, b in pairs] + vectors[len(vectors) // 2 * 2 :]
+        (one,) = vectors
+        width = 8 * _BYTES[one.type.element]
+        return self.call(f"vector.reduce.{name}.v{one.type.count}i{width}", one.type.element, one)
+
+    def nearest(self, value: Any) -> Any:
+        """fp32 or fp64 below 2**22 in magnitude -> the nearest integers, ties to even, as int32 or int64.
+
+        Adding 1.5 * 2**23 (2**52 for fp64) leaves the integer in the low bits of the sum: one instruction instead of a
+        rounding and a conversion. A number that is not finite gives a useless integer, not undefined behaviour.
+        """
+        single = value.type.element is F32
+        magic, width = (1.5 * 2.0**23, I32) if single else (1.5 * 2.0**52, I64)
+        pattern = 0x4B400000 if single else 0x4338000000000000
+        total = self.b.fadd(value, self.constant(value.type.element, magic, value.type.count))
+        integers = self.b.bitcast(total, ir.VectorType(width, value.type.count))
+        return self.b.sub(integers, self.constant(width, pattern, value.type.count))
+
+    def prefetch_next_tile(self, pointer: Any, offset: int) -> None:
+        """Ask for the cache line that the next tile has at this place; past the end of memory it does nothing."""
+        ahead = self.b.gep(pointer, [ir.Constant(I64, offset + TILE)])
+        address = self.b.bitcast(ahead, I8.as_pointer())
+        kind = ir.FunctionType(ir.VoidType(), [address.type, I32, I32, I32])
+        function = self.b.module.declare_intrinsic("llvm.prefetch", [address.type], kind)
+        self.b.call(function, [address, *(ir.Constant(I32, value) for value in (0, 2, 1))])

@@ -1,0 +1,100 @@
+"""Vector code of the ``minmaxB`` kernels. Every function takes element offsets and checks no bounds.
+
+Order keys are fp32 bits as signed integers that compare as the numbers do; minima of floats themselves do not
+vectorize, since NaN has no order.
+"""
+# pyright: reportUnknownMemberType=false, reportUnknownParameterType=false, reportMissingParameterType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false  (llvmlite and Numba have no types)
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from thinwire.kernels.simd import F32, F64, I8, I16, I32, VECTOR, Emitter
+
+WIDE = ir.VectorType(F64, VECTOR)
+
+
+@intrinsic
+def float_of_bits(typingctx: Any, pattern: Any) -> Any:
+    """int32 bits -> the fp32 number that they are."""
+
+    def code(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return builder.bitcast(args[0], F32)
+
+    return types.float32(types.int32), code
+
+
+def _make_extreme_key(name: str, lanes: int) -> Any:
+    @intrinsic
+    def extreme_key(typingctx: Any, x: Any, at: Any) -> Any:
+        """The largest (``smax``) or smallest (``smin``) order key of ``lanes`` elements: int32."""
+
+        def code(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+            e = Emitter(context, builder, sig, args)
+            source = e.pointer(0, args[1], I32)
+            for k in range(0, lanes if name == "smax" else 0, VECTOR):
+                e.prefetch_next_tile(source, k)
+            last, flip = e.constant(I32, 31, VECTOR), e.constant(I32, 0x7FFFFFFF, VECTOR)
+            vectors = [e.load(source, I32, VECTOR, k) for k in range(0, lanes, VECTOR)]
+            return e.reduce(name, [builder.xor(v, builder.and_(builder.ashr(v, last), flip)) for v in vectors])
+
+        return types.int32(x, types.int64), code
+
+    return extreme_key
+
+
+def _make_to_codes(lanes: int, element: Any) -> Any:
+    @intrinsic
+    def to_codes(typingctx: Any, x: Any, at: Any, low: Any, factor: Any, codes: Any, codes_at: Any) -> Any:
+        """``codes = round((x - low) * factor)`` in fp64 of ``lanes`` elements, as bytes or 16-bit integers."""
+
+        def code(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+            e, b = Emitter(context, builder, sig, args), builder
+            source, target = e.pointer(0, args[1], F32), e.pointer(4, args[5], element)
+            low, factor = e.splat(args[2], VECTOR), e.splat(args[3], VECTOR)
+            for k in range(0, lanes, VECTOR):
+                e.prefetch_next_tile(source, k)
+                value = b.fpext(e.load(source, F32, VECTOR, k), WIDE)
+                steps = e.nearest(b.fmul(b.fsub(value, low), factor))
+                e.store(b.trunc(steps, ir.VectorType(element, VECTOR)), target, element, k)
+            return context.get_dummy_value()
+
+        return types.none(x, types.int64, types.float64, types.float64, codes, types.int64), code
+
+    return to_codes
+
+
+def _make_from_codes(lanes: int, element: Any, add: bool) -> Any:
+    @intrinsic
+    def from_codes(typingctx: Any, codes: Any, codes_at: Any, low: Any, step: Any, out: Any, at: Any) -> Any:
+        """``out = low + codes * step`` in fp64, rounded once to fp32, of ``lanes`` elements; or ``out +=`` that."""
+
+        def code(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+            e, b = Emitter(context, builder, sig, args), builder
+            source, target = e.pointer(0, args[1], element), e.pointer(4, args[5], F32)
+            low, step = e.splat(args[2], VECTOR), e.splat(args[3], VECTOR)
+            for k in range(0, lanes, VECTOR):
+                wide = b.zext(e.load(source, element, VECTOR, k), ir.VectorType(I32, VECTOR))
+                value = b.fadd(low, b.fmul(b.sitofp(wide, WIDE), step))
+                value = b.fptrunc(value, ir.VectorType(F32, VECTOR))
+                value = b.fadd(e.load(target, F32, VECTOR, k), value) if add else value
+                e.store(value, target, F32, k)
+            return context.get_dummy_value()
+
+        return types.none(codes, types.int64, types.float64, types.float64, out, types.int64), code
+
+    return from_codes
+
+
+LANES = 64
+LONG = 512
+highest_key, lowest_key = _make_extreme_key("smax", LANES), _make_extreme_key("smin", LANES)
+highest_key_long, lowest_key_long = _make_extreme_key("smax", LONG), _make_extreme_key("smin", LONG)
+to_bytes, to_halves = _make_to_codes(LANES, I8), _make_to_codes(LANES, I16)
+from_bytes, from_halves = _make_from_codes(LANES, I8, add=False), _make_from_codes(LANES, I16, add=False)
+add_bytes, add_halves = _make_from_codes(LANES, I8, add=True), _make_from_codes(LANES, I16, add=True)

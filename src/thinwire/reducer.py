@@ -1,0 +1,62 @@
+"""The spine: a tensor in, its mean or sum over the ranks out.
+
+    x (+ residual) -> rows -> encode -> wire -> decode, sum in fp32 -> encode -> wire -> decode -> mean
+
+``none`` takes torch's own all-reduce instead: it is the baseline, so it must be what the user had before.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from thinwire.codec.base import Codec
+from thinwire.codec.cast import Raw
+from thinwire.collective import shard
+from thinwire.collective.transport import Transport
+from thinwire.collective.two_shot import Op, TwoShot
+from thinwire.metrics import Recorder
+
+
+class Reducer:
+    """Reduces flat, contiguous fp32 CPU tensors with one codec over one group; not for use from two threads at once."""
+
+    def __init__(self, transport: Transport, codec: Codec, recorder: Recorder | None = None) -> None:
+        self.transport, self.codec = transport, codec
+        self.recorder = recorder or Recorder()
+        self._collective = TwoShot(transport, codec, self.recorder)
+
+    def all_reduce(self, x: torch.Tensor, op: Op = "mean", lost: torch.Tensor | None = None) -> None:
+        """Mean or sum of ``x`` over the ranks, in place.
+
+        ``lost`` (same shape) receives what the wire lost of this rank's part, in units of ``x``: add it to the next one.
+        """
+        if isinstance(self.codec, Raw):
+            self.all_reduce_uncompressed(x, op)
+            if lost is not None:
+                lost.zero_()
+            return
+        self.recorder.add(elements_compressed=x.numel())
+        self._collective.all_reduce(x, shard.even(x.numel(), self.transport.size), op, lost)
+
+    def all_reduce_uncompressed(self, x: torch.Tensor, op: Op = "mean") -> None:
+        """The same through torch's all-reduce, in any float type."""
+        ranks = self.transport.size
+        # What a ring moves: each rank sends 2 (N-1)/N of the tensor.
+        moved = 2 * (ranks - 1) * x.numel() * x.element_size() // ranks
+        self.recorder.add(elements_uncompressed=x.numel(), bytes_sent=moved, bytes_received=moved)
+        with self.recorder.timed("wire_seconds"):
+            self.transport.all_reduce_sum(x)
+        if op == "mean":
+            x.div_(ranks)
+
+    def reduce_scatter(self, output: torch.Tensor, x: torch.Tensor, op: Op = "mean") -> None:
+        """``output`` (m,) gets this rank's shard of the mean or sum of ``x`` (ranks * m,)."""
+        self.recorder.add(elements_compressed=x.numel())
+        self._collective.reduce_scatter(output, x, shard.exact(output.numel(), self.transport.size), op)
+
+    def all_gather(self, output: torch.Tensor, x: torch.Tensor) -> None:
+        """``output`` (ranks * m,) gets every rank's ``x`` (m,), quantized once, the same bits on all ranks."""
+        shards = shard.exact(x.numel(), self.transport.size)
+        output[shards.size * self.transport.rank :][: shards.size].copy_(x)
+        self.recorder.add(elements_compressed=output.numel())
+        self._collective.all_gather(output, shards)

@@ -1,0 +1,1 @@
+"""Ways of training that reduce their tensors through thinwire."""

@@ -1,0 +1,1 @@
+"""Small, real training jobs that the command line, the benchmarks and the tests share."""

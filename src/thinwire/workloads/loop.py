@@ -1,0 +1,162 @@
+"""The training loop of all workloads: one run of one codec on one rank, and what came of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import statistics
+import struct
+import time
+from collections.abc import Callable
+from typing import Final
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from thinwire.codec.base import Codec
+from thinwire.collective.transport import of
+from thinwire.metrics import Stats
+from thinwire.training.ddp import Handle, compress
+from thinwire.workloads.base import Workload
+
+WARM_UP_STEPS: Final = 3
+"""Steps at the start that are not timed: compilation, and DDP's bucket rebuild after the first."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Run:
+    """What to train: ``steps`` ends the run early, after so many."""
+
+    codec: Codec
+    epochs: int
+    seed: int
+    steps: int | None = None
+    feedback: bool | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Result:
+    """What came of a run; keys of the JSON rows. Times are medians (step) and means (exposed) in ms of rank 0."""
+
+    workload: str
+    codec: str
+    bits_per_element: float
+    """Payload bits sent, by 2(N-1)/N of the gradient elements: both legs, uncompressed parameters included."""
+    ranks: int
+    steps: int
+    seed: int
+    wire_bytes_per_step: float
+    """Payload bytes that one rank sends a step."""
+    exposed_ms: float
+    step_ms: float
+    loss: float
+    """Mean loss over the test or validation set."""
+    accuracy: float
+    train_loss: float
+    """Loss of the last step, mean over the ranks."""
+    parameters: int
+    replicas_identical: bool
+
+
+Progress = Callable[[int, int, float], None]
+"""Called after each step with its number, their count, and the loss."""
+
+
+class _Tally:
+    """Step times and traffic after the warm-up."""
+
+    def __init__(self, handle: Handle) -> None:
+        self.handle, self.seconds = handle, list[float]()
+        self._warm_up: Stats | None = None
+
+    def step(self, number: int, seconds: float) -> None:
+        if number > WARM_UP_STEPS:
+            self.seconds.append(seconds)
+        elif number == WARM_UP_STEPS:
+            self._warm_up = self.handle.stats()
+
+    def end(self) -> tuple[Stats, float]:
+        """Traffic and the median step in ms; of the warm-up itself if the run was no longer than that."""
+        stats = self.handle.stats()
+        if not stats.steps and self._warm_up is not None:
+            stats = self._warm_up
+        return stats, 1e3 * statistics.median(self.seconds) if self.seconds else float("nan")
+
+
+def train(workload: Workload, run: Run, progress: Progress | None = None) -> Result:
+    """Train on all ranks of the default process group; every rank gets the same result but for its times."""
+    transport = of()
+    torch.manual_seed(run.seed)
+    model = DistributedDataParallel(workload.model())
+    handle = compress(model, run.codec, feedback=run.feedback)
+    optimizer = workload.optimizer(model)
+    total = min(run.steps or 1 << 62, run.epochs * workload.steps(transport.size))
+    tally, done, loss = _Tally(handle), 0, torch.tensor(0.0)
+    for epoch in range(run.epochs):
+        for inputs, targets in workload.batches(epoch, run.seed, transport.rank, transport.size):
+            if done == total:
+                break
+            start = time.perf_counter()
+            loss = workload.loss(model(inputs), targets)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            done += 1
+            tally.step(done, time.perf_counter() - start)
+            if progress is not None:
+                progress(done, total, loss.item())
+    stats, step_ms = tally.end()
+    handle.remove()
+    held_loss, accuracy = _evaluate(workload, model)
+    elements = sum(p.numel() for p in model.parameters())
+    return Result(
+        workload=workload.name,
+        codec=run.codec.name,
+        bits_per_element=_bits(stats, elements, transport.size, run.codec),
+        ranks=transport.size,
+        steps=done,
+        seed=run.seed,
+        wire_bytes_per_step=stats.bytes_sent / max(stats.steps, 1),
+        exposed_ms=1e3 * stats.exposed_seconds / max(stats.steps, 1),
+        step_ms=step_ms,
+        loss=held_loss,
+        accuracy=accuracy,
+        train_loss=_mean(loss.item()),
+        parameters=elements,
+        replicas_identical=replicas_identical(model),
+    )
+
+
+def replicas_identical(model: nn.Module) -> bool:
+    """Whether all ranks hold the same bits in every parameter and buffer, by SHA-256."""
+    digest = hashlib.sha256()
+    for name, value in model.state_dict().items():
+        digest.update(name.encode())
+        digest.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return len(set(of().gather_bytes(digest.digest()))) == 1
+
+
+def _bits(stats: Stats, elements: int, ranks: int, codec: Codec) -> float:
+    if ranks == 1 or not stats.steps:
+        return codec.bits_per_element(elements)
+    return 8 * stats.bytes_sent / (stats.steps * elements * 2 * (ranks - 1) / ranks)
+
+
+def _evaluate(workload: Workload, model: nn.Module) -> tuple[float, float]:
+    """Loss and accuracy over the held-out set, each rank computing its part."""
+    transport = of()
+    loss, right, count = 0.0, 0.0, 0.0
+    with torch.no_grad():
+        for inputs, targets in workload.held_out(transport.rank, transport.size):
+            outputs = model(inputs)
+            loss += workload.loss(outputs, targets).item() * targets.numel()
+            right += (outputs.argmax(-1) == targets).sum().item()
+            count += targets.numel()
+    parts = [struct.unpack("<3d", part) for part in transport.gather_bytes(struct.pack("<3d", loss, right, count))]
+    loss, right, count = (sum(column) for column in zip(*parts, strict=True))
+    return loss / count, right / count
+
+
+def _mean(value: float) -> float:
+    return statistics.fmean(struct.unpack("<d", part)[0] for part in of().gather_bytes(struct.pack("<d", value)))
