@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from thinwire.kernels.cpu_tile import half_to_float, load_tile
-from thinwire.kernels.jit import inline, kernel
-from thinwire.kernels.layout import BF16_MAX, BF16_NAN, TILE
+from thinwire.kernels.jit import BOOL, BYTES, FLOATS, INT, READ_BYTES, inline, kernel
+from thinwire.kernels.layout import BF16_MAX, BF16_NAN, F16_BELOW_TOP, F16_TOP, TILE
 
 _INF = np.uint32(0x7F800000)
 _ABS = np.uint32(0x7FFFFFFF)
@@ -25,12 +25,12 @@ def _bf16(pattern: Any) -> Any:
 
 
 @inline
-def _half(pattern: Any, shifted: Any) -> Any:
+def _half(pattern: Any, shifted: Any, limit: Any) -> Any:
     """IEEE half bits of a number below 2^16, rounded to nearest even; ``shifted`` holds the bits of |x| + 1/2."""
     magnitude = pattern & _ABS
     normal = (magnitude + np.uint32(0xFFF) + ((magnitude >> np.uint32(13)) & np.uint32(1))) >> np.uint32(13)
     code = normal - np.uint32(112 << 10) if magnitude >= np.uint32(0x38800000) else shifted - np.uint32(0x3F000000)
-    return code | ((pattern >> np.uint32(16)) & np.uint32(0x8000))
+    return min(code, limit) | ((pattern >> np.uint32(16)) & np.uint32(0x8000))
 
 
 @inline
@@ -43,7 +43,7 @@ def _deliver(values: Any, out: Any, add: bool) -> None:
             out[i] = values[i]
 
 
-@kernel("void(u1[::1], i8, u1[::1], i8, i8, f4[::1])")
+@kernel(READ_BYTES, INT, BYTES, INT, INT, FLOATS)
 def bf16_encode(x: Any, kind: int, wire: Any, start: int, stop: int, error: Any) -> None:
     """Encode elements [start, stop) of a row. ``error`` may be empty."""
     scratch = np.empty(TILE, np.uint32)
@@ -63,7 +63,7 @@ def bf16_encode(x: Any, kind: int, wire: Any, start: int, stop: int, error: Any)
                 lost[i] = tile[i] - values[i]
 
 
-@kernel("void(u1[::1], f4[::1], i8, i8, b1)")
+@kernel(READ_BYTES, FLOATS, INT, INT, BOOL)
 def bf16_decode(wire: Any, out: Any, start: int, stop: int, add: bool) -> None:
     """Decode elements [start, stop) of a row, or add them to ``out``."""
     wide = np.empty(TILE, np.uint32)
@@ -85,7 +85,7 @@ def _f16_scale(patterns: Any, first: int, last: int) -> Any:
     return np.uint16(exponent << np.int32(7)) if top < _INF else np.uint16(BF16_NAN)
 
 
-@kernel("void(u1[::1], i8, u1[::1], i8, i8, i8, i8, f4[::1])")
+@kernel(READ_BYTES, INT, BYTES, INT, INT, INT, INT, FLOATS)
 def f16_encode(x: Any, kind: int, wire: Any, n: int, start: int, stop: int, block: int, error: Any) -> None:
     """Encode elements [start, stop) of a row; ``block`` divides the tile. ``error`` may be empty."""
     count_all = (n + block - 1) // block
@@ -105,6 +105,8 @@ def f16_encode(x: Any, kind: int, wire: Any, n: int, start: int, stop: int, bloc
             code = _f16_scale(patterns, first, last)
             scales[(at + first) // block] = code
             finite = code != np.uint16(BF16_NAN)
+            # Rounded up, the largest numbers of fp32 would come back as Inf.
+            limit = np.uint32(F16_BELOW_TOP if code == np.uint16((254 - 14) << 7) else F16_TOP)
             exponent = np.int32(code >> np.uint16(7)) - np.int32(127)
             # 2^-e in two exact factors, since 2^126 and above have no single one.
             pair[0] = np.uint32(127 - exponent // 2) << np.uint32(23) if finite else np.uint32(0)
@@ -115,7 +117,7 @@ def f16_encode(x: Any, kind: int, wire: Any, n: int, start: int, stop: int, bloc
             for i in range(first, last):
                 moved[i] = abs(floats[i]) + np.float32(0.5)
             for i in range(first, last):
-                stored[i] = np.uint16(_half(scaled[i], shifted[i])) if finite else np.uint16(0)
+                stored[i] = np.uint16(_half(scaled[i], shifted[i], limit)) if finite else np.uint16(0)
         if error.size:
             lost = error[at:end]
             for i in range(lost.size):
@@ -137,7 +139,7 @@ def _f16_tile(stored: Any, scales: Any, at: int, block: int, scratch: Any, value
             values[i] = floats[i] * scale
 
 
-@kernel("void(u1[::1], f4[::1], i8, i8, i8, b1)")
+@kernel(READ_BYTES, FLOATS, INT, INT, INT, BOOL)
 def f16_decode(wire: Any, out: Any, start: int, stop: int, block: int, add: bool) -> None:
     """Decode elements [start, stop) of a row, or add them to ``out``."""
     n = out.size

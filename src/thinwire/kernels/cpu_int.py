@@ -9,7 +9,7 @@ import numpy as np
 
 from thinwire.kernels import layout
 from thinwire.kernels.cpu_tile import load_tile, pack_tile, unpack_tile
-from thinwire.kernels.jit import inline, kernel
+from thinwire.kernels.jit import BOOL, BYTES, FLOATS, INT, READ_BYTES, inline, kernel
 from thinwire.kernels.layout import BF16_MAX, BF16_MIN_NORMAL, BF16_NAN, GROUP, LOG_NONFINITE, LOG_SIGN, LOG_ZERO, TILE
 from thinwire.kernels.simd_int import (
     accumulate_32, accumulate_128, dequantize_32, dequantize_128, largest_key_32, largest_key_128, largest_keys_16x32,
@@ -144,7 +144,7 @@ def _lost(tile: Any, codes: Any, at: int, end: int, scale: Any, half: Any, error
         target[i] = source[i] - np.float32(np.int32(part[i]) - half) * scale
 
 
-@kernel("void(u1[::1], i8, u1[::1], i8, i8, i8, i8, i8, b1, f4[::1], f4[::1])")
+@kernel(READ_BYTES, INT, BYTES, INT, INT, INT, INT, INT, BOOL, FLOATS, FLOATS)
 def int_encode(
     x: Any, kind: int, wire: Any, n: int, start: int, stop: int, bits: int, block: int, log_scale: bool,
     table: Any, error: Any,
@@ -217,7 +217,7 @@ def _read_scales(wire: Any, n: int, at: int, count: int, block: int, log_scale: 
             wide[i] = np.uint32(halves[i]) << np.uint32(16)
 
 
-@kernel("void(u1[::1], f4[::1], i8, i8, i8, i8, b1, f4[::1], b1)")
+@kernel(READ_BYTES, FLOATS, INT, INT, INT, INT, BOOL, FLOATS, BOOL)
 def int_decode(
     wire: Any, out: Any, start: int, stop: int, bits: int, block: int, log_scale: bool, table: Any, add: bool
 ) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from thinwire.kernels.cpu_tile import F32_KIND, load_tile, pack_tile, unpack_tile
-from thinwire.kernels.jit import inline, kernel
+from thinwire.kernels.jit import BOOL, BYTES, FLOATS, INT, READ_BYTES, inline, kernel
 from thinwire.kernels.layout import TILE
 from thinwire.kernels.simd_affine import (
     LANES, LONG, add_bytes, add_halves, float_of_bits, from_bytes, from_halves, highest_key, highest_key_long, lowest_key,
@@ -43,7 +43,7 @@ def _range(patterns: Any, at: int, end: int, bounds: Any, index: int) -> None:
         bounds[index] = bounds[index + 1] = np.float32(np.nan)
 
 
-@kernel("void(u1[::1], i8, i8, i8, f4[::1])")
+@kernel(READ_BYTES, INT, INT, INT, FLOATS)
 def minmax_range(x: Any, kind: int, start: int, stop: int, bounds: Any) -> None:
     """Smallest and largest of elements [start, stop) of a row to ``bounds`` (2,); NaN twice if one is not finite."""
     scratch = np.empty(TILE, np.uint32)
@@ -108,7 +108,7 @@ def _add_codes(codes: Any, halves: Any, at: int, end: int, low: Any, step: Any, 
             out[i] += np.float32(low + np.float64(codes[i]) * step)
 
 
-@kernel("void(u1[::1], i8, u1[::1], i8, i8, i8, i8, i8, f4[::1])")
+@kernel(READ_BYTES, INT, BYTES, INT, INT, INT, INT, INT, FLOATS)
 def minmax_encode(
     x: Any, kind: int, wire: Any, n: int, start: int, stop: int, bits: int, block: int, error: Any
 ) -> None:
@@ -153,7 +153,7 @@ def minmax_encode(
             pack_tile(buffer, end - at, bits, packed, at, n)
 
 
-@kernel("void(u1[::1], f4[::1], i8, i8, i8, i8, b1)")
+@kernel(READ_BYTES, FLOATS, INT, INT, INT, INT, BOOL)
 def minmax_decode(wire: Any, out: Any, start: int, stop: int, bits: int, block: int, add: bool) -> None:
     """Decode elements [start, stop) of a row, or add them to ``out``."""
     n = out.size

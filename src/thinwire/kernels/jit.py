@@ -17,9 +17,15 @@ from pathlib import Path
 from typing import Any, Final
 
 import numba
+from numba import types
 from numba.core.dispatcher import Dispatcher
 
 _OPTIONS: Final[dict[str, Any]] = {"nogil": True, "error_model": "numpy", "boundscheck": False}
+INT, BOOL = types.int64, types.boolean
+BYTES, FLOATS = types.uint8[::1], types.float32[::1]
+# Takes writable memory too, so that a message straight from a file or a socket needs no copy.
+READ_BYTES = types.Array(types.uint8, 1, "C", readonly=True)
+
 _process_lock: Final = threading.Lock()
 
 inline: Final = numba.njit(forceinline=True, **_OPTIONS)
@@ -50,8 +56,8 @@ def _machine_lock(folder: Path) -> Iterator[None]:
 class Kernel:
     """A function with one signature, compiled (or loaded from the cache) the first time it is called."""
 
-    def __init__(self, function: Callable[..., Any], signature: str) -> None:
-        self.signature = signature
+    def __init__(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+        self.signature = types.none(*arguments)
         self._dispatcher: Dispatcher = numba.njit(signature_or_function=function, cache=True, **_OPTIONS)
         self._ready = False
 
@@ -74,6 +80,6 @@ class Kernel:
             self._ready = True
 
 
-def kernel(signature: str) -> Callable[[Callable[..., Any]], Kernel]:
+def kernel(*arguments: Any) -> Callable[[Callable[..., Any]], Kernel]:
     """Decorator of an entry point: one explicit signature, so that a cache entry can only ever mean one thing."""
-    return lambda function: Kernel(function, signature)
+    return lambda function: Kernel(function, arguments)

@@ -30,6 +30,10 @@ BF16_NAN: Final = 0x7FC0
 BF16_MAX: Final = 0x7F7F
 BF16_MIN_NORMAL: Final = 0x0080
 
+F16_TOP: Final = 0x7800
+"""2^15 in IEEE half precision: what the largest number of an fp16 block may be rounded up to."""
+F16_BELOW_TOP: Final = 0x77FF
+
 LOG_STEPS: Final = 8
 """Log scales per octave."""
 LOG_LAST: Final = 125

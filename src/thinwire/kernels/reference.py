@@ -280,7 +280,11 @@ def f16_encode(x: F32, wire: U8, block: int, error: F32 | None) -> None:
     wire[:, :size] = scale_bits.view(np.uint8)
     scales = np.where(finite, np.ldexp(np.float32(1), exponent), np.float32(1)).astype(np.float32)
     scaled = np.where(finite[..., None], blocks / scales[..., None], np.float32(0)).astype(np.float32)
-    stored = f16_bits(np.ascontiguousarray(scaled.reshape(rows, -1)[:, :n])).astype("<u2")
+    # Rounded up, the largest numbers of fp32 would come back as Inf.
+    limit = np.where(exponent == 127 - 14, layout.F16_BELOW_TOP, layout.F16_TOP)[..., None]
+    halves = f16_bits(scaled)
+    halves = np.minimum(halves & 0x7FFF, limit) | (halves & 0x8000)
+    stored = halves.reshape(rows, -1)[:, :n].astype("<u2")
     wire[:, size : size + 2 * n] = stored.view(np.uint8)
     if error is not None:
         values = np.empty_like(x)
