@@ -13,13 +13,14 @@ from concurrent.futures import Future
 from typing import Any, Final
 
 from thinwire.collective.transport import Group, Transport, of
+from thinwire.errors import ConfigError, DisagreementError
 
 _workers: Final[weakref.WeakKeyDictionary[Transport, Worker]] = weakref.WeakKeyDictionary()
 _Task = tuple[Callable[[], Any], "Future[Any]"]
 
 
 class Worker:
-    """Runs tasks one after another; a failed one fails those behind it, since its messages are still under way."""
+    """Runs tasks one after another; one that fails on the way fails those behind it, since its messages are still about."""
 
     def __init__(self) -> None:
         self._tasks: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
@@ -39,6 +40,8 @@ class Worker:
             if self._failure is not None:
                 raise self._failure
             future.set_result(task())
+        except (ConfigError, DisagreementError) as error:  # raised on all ranks before the first byte
+            future.set_exception(error)
         except BaseException as error:  # everything, since the caller waits in another thread
             self._failure = error
             future.set_exception(error)

