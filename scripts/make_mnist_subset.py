@@ -1,6 +1,6 @@
 """Makes the digits that the package ships from the four files of MNIST: 6,000 + 1,000, balanced, always the same.
 
-    python scripts/make_mnist_subset.py --data FOLDER
+python scripts/make_mnist_subset.py --data FOLDER
 """
 
 from __future__ import annotations

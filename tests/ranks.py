@@ -78,7 +78,7 @@ def run(function: Callable[..., Any], ranks: int, *args: Any) -> list[Any]:
         pipe.send((function, args))
     results: dict[int, Any] = {}
     while len(results) < ranks:
-        ready = [pipe for pipe in wait([p for i, p in enumerate(pipes) if i not in results], _TIMEOUT)]
+        ready = wait([p for i, p in enumerate(pipes) if i not in results], _TIMEOUT)
         if not ready:
             _stop(ranks, kill=True)
             raise AssertionError(f"ranks {sorted(set(range(ranks)) - set(results))} did not answer in {_TIMEOUT} s")

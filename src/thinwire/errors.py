@@ -31,8 +31,11 @@ def unknown_name(kind: str, name: object, allowed: Iterable[str]) -> ConfigError
     names = sorted(allowed)
     nearest = difflib.get_close_matches(str(name), names, n=3, cutoff=0.5)
     hint = f"; did you mean {', '.join(map(repr, nearest))}?" if nearest else ""
-    return ConfigError(f"{kind}={name!r} is not known{hint} Allowed: {', '.join(names)}" if hint
-                       else f"{kind}={name!r} is not known; allowed: {', '.join(names)}")
+    return ConfigError(
+        f"{kind}={name!r} is not known{hint} Allowed: {', '.join(names)}"
+        if hint
+        else f"{kind}={name!r} is not known; allowed: {', '.join(names)}"
+    )
 
 
 class TransportError(ThinwireError, RuntimeError):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import Any, Final
 
@@ -120,7 +120,7 @@ def _check_sizes(large_name: str, large: torch.Tensor, small_name: str, small: t
 
 
 def _start(
-    name: str, codec: Codec, facts: dict[str, object], group: Group, async_op: bool, task: Callable[[Reducer], None]
+    name: str, codec: Codec, facts: Mapping[str, object], group: Group, async_op: bool, task: Callable[[Reducer], None]
 ) -> Work | None:
     transport, worker = worker_of(group)
     reducer = _reducers.setdefault(transport, {}).setdefault(codec, Reducer(transport, codec))

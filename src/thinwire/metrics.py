@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 
 
@@ -44,7 +44,7 @@ class Recorder:
                 self._totals[name] = self._totals.get(name, 0) + amount
 
     @contextmanager
-    def timed(self, name: str) -> Iterator[None]:
+    def timed(self, name: str) -> Generator[None]:
         """Add the seconds that the body takes to ``name``."""
         start = time.perf_counter()
         try:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import ranks as real
 import torch
 import torch.distributed as dist
 
+import ranks as real
 import thinwire as tw
 from thinwire.collective import shard
 from thinwire.collective.transport import Transport, of
@@ -204,7 +204,19 @@ def _bad_input(rank: int) -> list[str]:
 
 
 def test_bad_input_names_the_value_and_what_is_allowed():
-    words = ["int32", "complex64", "float64", "meta", "sparse", "list", "'max'", "'int88'", "output 3 of", "9 elements", "float16"]
+    words = [
+        "int32",
+        "complex64",
+        "float64",
+        "meta",
+        "sparse",
+        "list",
+        "'max'",
+        "'int88'",
+        "output 3 of",
+        "9 elements",
+        "float16",
+    ]
     for messages in real.run(_bad_input, 2):
         for message, word in zip(messages, words, strict=True):
             assert word in message, (message, word)

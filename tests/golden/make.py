@@ -11,7 +11,6 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from samples import VARIANTS
-
 from thinwire.codec import frame
 
 FILE = Path(__file__).parent / "wire.json"

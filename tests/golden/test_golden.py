@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from samples import IDS, VARIANTS
 
+from samples import IDS, VARIANTS
 from thinwire.codec import frame
 from thinwire.kernels import ops
 

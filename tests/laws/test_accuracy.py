@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from samples import nmse
 
 import thinwire as tw
+from samples import nmse
 
 N = 1 << 22
-GAUSSIAN_TARGETS = {"int8": 4.3e-5, "int7": 1.75e-4, "int6": 5.9e-4, "int5": 2.4e-3, "int4": 0.0076, "int3": 0.032, "int2": 0.14}
+GAUSSIAN_TARGETS = {
+    "int8": 4.3e-5,
+    "int7": 1.75e-4,
+    "int6": 5.9e-4,
+    "int5": 2.4e-3,
+    "int4": 0.0076,
+    "int3": 0.032,
+    "int2": 0.14,
+}
 
 
 @pytest.fixture(scope="module", params=[1, 2])

@@ -8,8 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from samples import IDS, SIZES, VARIANTS, awkward, gaussian, with_nonfinite
 
+from samples import IDS, SIZES, VARIANTS, awkward, gaussian, with_nonfinite
 from thinwire.codec import Codec, from_spec
 from thinwire.kernels import ops
 from thinwire.kernels.threads import set_num_threads

@@ -6,11 +6,11 @@ import copy
 
 import numpy as np
 import pytest
-import ranks as real
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+import ranks as real
 import thinwire as tw
 from thinwire.collective import shard
 from thinwire.training.bucket import layout_of
@@ -83,7 +83,12 @@ def test_gradients_equal_the_oracle(ranks, name):
 
 
 def _train(
-    rank: int, name: str | None, feedback: bool | None = None, bucket_mb: float = 0.01, steps: int = 8, backend: str = "numba"
+    rank: int,
+    name: str | None,
+    feedback: bool | None = None,
+    bucket_mb: float = 0.01,
+    steps: int = 8,
+    backend: str = "numba",
 ):
     """Weights after some steps of SGD with momentum, whether replicas agree, and the statistics."""
     from thinwire.kernels import ops

@@ -1,5 +1,6 @@
 """pi-quant (PyPI: pypiquant) beside our codecs: per-tensor affine codes, output buffers reused as in our own rows."""
-# pyright: reportMissingImports=false  (an optional peer)
+# An optional peer.
+# pyright: reportMissingImports=false
 
 from __future__ import annotations
 
@@ -37,7 +38,11 @@ def _rows(
         context.dequantize_ptr(codes.ctypes.data, kind, out.ctypes.data, fp32, n, found[0], found[1], operation)
 
     add, replace = piquant.ReduceOp.ADD, piquant.ReduceOp.SET
-    works = {"encode": encode, "decode": lambda: decode(replace), "decode_add": lambda: decode(add)}
+    works: dict[str, Callable[[], object]] = {
+        "encode": encode,
+        "decode": lambda: decode(replace),
+        "decode_add": lambda: decode(add),
+    }
     copy, seconds = times(works)
     decode(replace)
     nmse = float(np.square(x - out, dtype=np.float64).sum() / np.square(x, dtype=np.float64).sum())

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -80,7 +80,7 @@ def gpt(
     _go(workload, chosen, ranks, threads, epochs, seed, steps, feedback, json)
 
 
-def _given(**options: float | int | None) -> dict[str, object]:
+def _given(**options: float | int | None) -> dict[str, Any]:
     for name, value in options.items():
         if value is not None and value <= 0:
             raise ConfigError(f"--{name} {value} is out of range; allowed: above 0")

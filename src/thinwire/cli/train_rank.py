@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +61,7 @@ def _one(workload: Workload, run: Run, first: bool) -> Result:
 
 
 @contextlib.contextmanager
-def _progress(name: str, steps_per_epoch: int) -> Iterator[Report]:
+def _progress(name: str, steps_per_epoch: int) -> Generator[Report]:
     """A bar in a terminal; elsewhere a line an epoch."""
     screen = console()
     if not screen.is_terminal:
@@ -72,7 +72,12 @@ def _progress(name: str, steps_per_epoch: int) -> Iterator[Report]:
 
         yield line
         return
-    columns = (TextColumn("{task.description:>9}"), BarColumn(), MofNCompleteColumn(), TextColumn("loss {task.fields[loss]:.4f}"))
+    columns = (
+        TextColumn("{task.description:>9}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("loss {task.fields[loss]:.4f}"),
+    )
     with Progress(*columns, TimeRemainingColumn(), console=screen) as bar:
         task = bar.add_task(name, loss=float("nan"))
         yield lambda step, total, loss: bar.update(task, completed=step, total=total, loss=loss)

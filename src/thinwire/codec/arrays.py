@@ -62,7 +62,7 @@ def rows_in(rows: Any) -> ops.Rows:
             data = data.astype(np.float32)
     if not data.dtype.isnative:
         data = data.astype(data.dtype.newbyteorder("="))
-    if data.shape[1] > 1 and data.strides[1] != data.itemsize or not data.flags.aligned:
+    if (data.shape[1] > 1 and data.strides[1] != data.itemsize) or not data.flags.aligned:
         data = np.ascontiguousarray(data)
     return ops.Rows(data.view(np.uint16) if kind == ops.FLOAT16 else data, kind)
 

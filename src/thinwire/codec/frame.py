@@ -82,7 +82,6 @@ def unpack(data: bytes | bytearray | memoryview) -> Frame:
     return Frame(codec, n, wire)
 
 
-
 def _read_header(view: memoryview) -> tuple[Codec, int, int, int]:
     """Codec, elements a row, where the payload starts and its size: each checked against the others."""
     if len(view) < _HEADER.size:

@@ -42,7 +42,7 @@ def codec(name: str | Codec, **fields: Any) -> Codec:
     """
     if isinstance(name, Codec):
         base = name
-    elif isinstance(name, str) and name in REGISTRY:  # pyright: ignore[reportUnnecessaryIsInstance]  a user's mistake
+    elif isinstance(name, str) and name in REGISTRY:
         base = REGISTRY[name]
     else:
         raise unknown_name("codec", name, REGISTRY)

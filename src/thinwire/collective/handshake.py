@@ -19,9 +19,14 @@ def agree(transport: Transport, operation: str, **facts: object) -> None:
     digest = hashlib.sha256(text.encode()).digest()
     if len(set(transport.gather_bytes(digest))) == 1:
         return
-    said = [dict(line.partition("=")[::2] for line in part.splitlines()) for part in transport.gather_text(text)]
+    said = [_facts(part) for part in transport.gather_text(text)]
     differ = [key for key in dict.fromkeys(key for one in said for key in one) if len({one.get(key) for one in said}) > 1]
     ranks = "; ".join(
         f"rank {rank}: " + ", ".join(f"{key}={one.get(key, 'nothing')}" for key in differ) for rank, one in enumerate(said)
     )
     raise DisagreementError(f"ranks disagree on {', '.join(differ)} before {operation}: {ranks}")
+
+
+def _facts(text: str) -> dict[str, str]:
+    pairs = (line.partition("=") for line in text.splitlines())
+    return {key: value for key, _, value in pairs}

@@ -132,9 +132,7 @@ def _own_group(members: list[int], everyone: bool, backend: str) -> Group:
 def require_initialized() -> None:
     """Raises ConfigError if this process belongs to no process group."""
     if not dist.is_available() or not dist.is_initialized():
-        raise ConfigError(
-            "no process group; call torch.distributed.init_process_group first (torchrun sets what it needs)"
-        )
+        raise ConfigError("no process group; call torch.distributed.init_process_group first (torchrun sets what it needs)")
 
 
 def of(group: Group = None) -> Transport:

@@ -1,5 +1,6 @@
 """Numba kernels of ``intB``; the definition is :func:`thinwire.kernels.reference.int_encode`."""
-# pyright: reportUnknownMemberType=false, reportUntypedFunctionDecorator=false  (compiled by Numba)
+# Compiled by Numba: intrinsics have a typing context as their first parameter, which callers do not pass.
+# pyright: reportCallIssue=false, reportReturnType=false
 
 from __future__ import annotations
 
@@ -12,8 +13,17 @@ from thinwire.kernels.cpu_tile import load_tile, pack_tile, unpack_tile
 from thinwire.kernels.jit import BOOL, BYTES, FLOATS, INT, READ_BYTES, inline, kernel
 from thinwire.kernels.layout import BF16_MAX, BF16_MIN_NORMAL, BF16_NAN, GROUP, LOG_NONFINITE, LOG_SIGN, LOG_ZERO, TILE
 from thinwire.kernels.simd_int import (
-    accumulate_32, accumulate_128, dequantize_32, dequantize_128, largest_key_32, largest_key_128, largest_keys_16x32,
-    log_scales_16, quantize_16x32, quantize_32, quantize_128,
+    accumulate_32,
+    accumulate_128,
+    dequantize_32,
+    dequantize_128,
+    largest_key_32,
+    largest_key_128,
+    largest_keys_16x32,
+    log_scales_16,
+    quantize_16x32,
+    quantize_32,
+    quantize_128,
 )  # fmt: skip
 
 _NONFINITE = np.uint32(layout.NONFINITE_KEY)
@@ -218,9 +228,7 @@ def _read_scales(wire: Any, n: int, at: int, count: int, block: int, log_scale: 
 
 
 @kernel(READ_BYTES, FLOATS, INT, INT, INT, INT, BOOL, FLOATS, BOOL)
-def int_decode(
-    wire: Any, out: Any, start: int, stop: int, bits: int, block: int, log_scale: bool, table: Any, add: bool
-) -> None:
+def int_decode(wire: Any, out: Any, start: int, stop: int, bits: int, block: int, log_scale: bool, table: Any, add: bool) -> None:
     """Decode elements [start, stop) of a row, or add them to ``out``."""
     n = out.size
     size = max(TILE, block)

@@ -1,5 +1,6 @@
 """Numba kernels of ``minmaxB``; the definition is :func:`thinwire.kernels.reference.minmax_encode`."""
-# pyright: reportUnknownMemberType=false, reportUntypedFunctionDecorator=false  (compiled by Numba)
+# Compiled by Numba: intrinsics have a typing context as their first parameter, which callers do not pass.
+# pyright: reportCallIssue=false, reportReturnType=false
 
 from __future__ import annotations
 
@@ -11,8 +12,19 @@ from thinwire.kernels.cpu_tile import F32_KIND, load_tile, pack_tile, unpack_til
 from thinwire.kernels.jit import BOOL, BYTES, FLOATS, INT, READ_BYTES, inline, kernel
 from thinwire.kernels.layout import TILE
 from thinwire.kernels.simd_affine import (
-    LANES, LONG, add_bytes, add_halves, float_of_bits, from_bytes, from_halves, highest_key, highest_key_long, lowest_key,
-    lowest_key_long, to_bytes, to_halves,
+    LANES,
+    LONG,
+    add_bytes,
+    add_halves,
+    float_of_bits,
+    from_bytes,
+    from_halves,
+    highest_key,
+    highest_key_long,
+    lowest_key,
+    lowest_key_long,
+    to_bytes,
+    to_halves,
 )  # fmt: skip
 
 _INF_KEY = np.int32(0x7F800000)
@@ -109,9 +121,7 @@ def _add_codes(codes: Any, halves: Any, at: int, end: int, low: Any, step: Any, 
 
 
 @kernel(READ_BYTES, INT, BYTES, INT, INT, INT, INT, INT, FLOATS)
-def minmax_encode(
-    x: Any, kind: int, wire: Any, n: int, start: int, stop: int, bits: int, block: int, error: Any
-) -> None:
+def minmax_encode(x: Any, kind: int, wire: Any, n: int, start: int, stop: int, bits: int, block: int, error: Any) -> None:
     """Encode elements [start, stop) of a row; ``start`` is a multiple of the tile. ``error`` may be empty.
 
     Bounds of blocks longer than a tile are read from the wire, where :func:`minmax_range` has left them.

@@ -3,7 +3,8 @@
 A tile is small enough for the first-level cache, so passes over it are cheap; each pass is a loop that LLVM
 vectorizes, or vector code of simd_int.py.
 """
-# pyright: reportUnknownMemberType=false, reportUntypedFunctionDecorator=false  (compiled by Numba)
+# Compiled by Numba: intrinsics have a typing context as their first parameter, which callers do not pass.
+# pyright: reportCallIssue=false, reportReturnType=false
 
 from __future__ import annotations
 

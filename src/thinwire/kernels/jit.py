@@ -12,13 +12,12 @@ import fcntl
 import hashlib
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any, Final
 
 import numba
 from numba import types
-from numba.core.dispatcher import Dispatcher
 
 _OPTIONS: Final[dict[str, Any]] = {"nogil": True, "error_model": "numpy", "boundscheck": False}
 INT, BOOL = types.int64, types.boolean
@@ -41,7 +40,7 @@ def sources_stamp(folder: Path = Path(__file__).parent) -> str:
 
 
 @contextlib.contextmanager
-def _machine_lock(folder: Path) -> Iterator[None]:
+def _machine_lock(folder: Path) -> Generator[None]:
     """One process at a time; the system drops the lock of a process that dies."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -58,7 +57,7 @@ class Kernel:
 
     def __init__(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
         self.signature = types.none(*arguments)
-        self._dispatcher: Dispatcher = numba.njit(signature_or_function=function, cache=True, **_OPTIONS)
+        self._dispatcher: Any = numba.njit(signature_or_function=function, cache=True, **_OPTIONS)
         self._ready = False
 
     def __call__(self, *args: Any) -> Any:
@@ -71,7 +70,7 @@ class Kernel:
         with _process_lock:
             if self._ready:
                 return
-            cache = self._dispatcher._cache  # pyright: ignore[reportPrivateUsage]  Numba has no public hook
+            cache = self._dispatcher._cache  # Numba has no public hook for the stamp
             cache._cache_file._source_stamp = sources_stamp()
             with _machine_lock(Path(cache.cache_path)):
                 self._dispatcher.compile(self.signature)

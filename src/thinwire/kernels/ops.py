@@ -6,6 +6,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -45,129 +47,158 @@ def set_backend(name: str) -> str:
     return before
 
 
-def _bytes(row: npt.NDArray[Any]) -> U8:
-    return row.view(np.uint8)
+def _encode_rows(rows: Rows, wire: U8, error: F32 | None, align: int, kernel: Callable[..., object]) -> None:
+    """Call ``kernel(x bytes, wire row, error row, start, stop)`` over each row in pieces."""
+    for i, row in enumerate(rows.data):
+        lost = _NO_ERROR if error is None else error[i]
+        in_pieces(partial(kernel, row.view(np.uint8), wire[i], lost), row.size, align)
+
+
+def _decode_rows(wire: U8, out: F32, align: int, kernel: Callable[..., object]) -> None:
+    """Call ``kernel(wire row, out row, start, stop)`` over each row in pieces."""
+    for i, row in enumerate(out):
+        in_pieces(partial(kernel, wire[i], row), row.size, align)
 
 
 def int_encode(rows: Rows, wire: U8, bits: int, block: int, log_scale: bool, error: F32 | None) -> None:
     """See :func:`thinwire.kernels.reference.int_encode`."""
     if _backend == "reference":
-        return reference.int_encode(rows.as_float32(), wire, bits, block, log_scale, error)
+        reference.int_encode(rows.as_float32(), wire, bits, block, log_scale, error)
+        return
     from thinwire.kernels.cpu_int import int_encode as kernel
 
-    n, table = rows.data.shape[1], layout.log_table(bits)
-    for i, row in enumerate(rows.data):
-        x, lost, kind = _bytes(row), _NO_ERROR if error is None else error[i], rows.kind
-        in_pieces(
-            lambda a, b, x=x, w=wire[i], e=lost: kernel(x, kind, w, n, a, b, bits, block, log_scale, table, e),
-            n,
-            max(layout.TILE, block),
-        )
+    n, kind, table = rows.data.shape[1], rows.kind, layout.log_table(bits)
+
+    def piece(x: U8, w: U8, e: F32, a: int, b: int) -> None:
+        kernel(x, kind, w, n, a, b, bits, block, log_scale, table, e)
+
+    _encode_rows(rows, wire, error, max(layout.TILE, block), piece)
 
 
 def int_decode(wire: U8, out: F32, bits: int, block: int, log_scale: bool, add: bool) -> None:
     """See :func:`thinwire.kernels.reference.int_decode`."""
     if _backend == "reference":
-        return reference.int_decode(wire, out, bits, block, log_scale, add)
+        reference.int_decode(wire, out, bits, block, log_scale, add)
+        return
     from thinwire.kernels.cpu_int import int_decode as kernel
 
     table = layout.log_table(bits)
-    for w, o in zip(wire, out, strict=True):
-        in_pieces(
-            lambda a, b, w=w, o=o: kernel(w, o, a, b, bits, block, log_scale, table, add),
-            o.size,
-            max(layout.TILE, block),
-        )
+
+    def piece(w: U8, o: F32, a: int, b: int) -> None:
+        kernel(w, o, a, b, bits, block, log_scale, table, add)
+
+    _decode_rows(wire, out, max(layout.TILE, block), piece)
 
 
 def minmax_encode(rows: Rows, wire: U8, bits: int, block: int, error: F32 | None) -> None:
     """See :func:`thinwire.kernels.reference.minmax_encode`."""
     if _backend == "reference":
-        return reference.minmax_encode(rows.as_float32(), wire, bits, block, error)
+        reference.minmax_encode(rows.as_float32(), wire, bits, block, error)
+        return
     from thinwire.kernels.cpu_minmax import minmax_encode as kernel
 
-    n = rows.data.shape[1]
-    for i, row in enumerate(rows.data):
-        x, lost, kind = _bytes(row), _NO_ERROR if error is None else error[i], rows.kind
-        if block > layout.TILE:
-            _write_long_ranges(x, kind, wire[i], n, block)
-        in_pieces(
-            lambda a, b, x=x, w=wire[i], e=lost: kernel(x, kind, w, n, a, b, bits, block, e),
-            n,
-            layout.TILE,
-        )
+    n, kind = rows.data.shape[1], rows.kind
+    if block > layout.TILE:
+        for i, row in enumerate(rows.data):
+            _write_long_ranges(row.view(np.uint8), kind, wire[i], n, block)
+
+    def piece(x: U8, w: U8, e: F32, a: int, b: int) -> None:
+        kernel(x, kind, w, n, a, b, bits, block, e)
+
+    _encode_rows(rows, wire, error, layout.TILE, piece)
 
 
 def _write_long_ranges(x: U8, kind: int, wire: U8, n: int, block: int) -> None:
     """Bounds of the blocks that are longer than a tile, to the front of the row."""
-    from thinwire.kernels.cpu_minmax import minmax_range as kernel
-
     bounds = wire[: 8 * -(-n // block)].view(np.float32).reshape(-1, 2)
     for i, start in enumerate(range(0, n, block)):
-        parts: list[F32] = []
+        bounds[i] = _long_range(x, kind, start, min(start + block, n))
 
-        def one(a: int, b: int, start: int = start, parts: list[F32] = parts) -> None:
-            part = np.empty(2, dtype=np.float32)
-            kernel(x, kind, start + a, start + b, part)
-            parts.append(part)
 
-        in_pieces(one, min(block, n - start), layout.TILE)
-        found = np.stack(parts)
-        # minimum and maximum hand a NaN of any piece on
-        bounds[i] = np.minimum.reduce(found[:, 0]), np.maximum.reduce(found[:, 1])
+def _long_range(x: U8, kind: int, start: int, stop: int) -> tuple[Any, Any]:
+    """Smallest and largest of elements [start, stop), found in pieces; NaN twice if one is not finite."""
+    from thinwire.kernels.cpu_minmax import minmax_range as kernel
+
+    parts: list[F32] = []
+
+    def piece(a: int, b: int) -> None:
+        part = np.empty(2, dtype=np.float32)
+        kernel(x, kind, start + a, start + b, part)
+        parts.append(part)
+
+    in_pieces(piece, stop - start, layout.TILE)
+    found = np.stack(parts)
+    # minimum and maximum hand the NaN of any piece on.
+    return np.minimum.reduce(found[:, 0]), np.maximum.reduce(found[:, 1])
 
 
 def minmax_decode(wire: U8, out: F32, bits: int, block: int, add: bool) -> None:
     """See :func:`thinwire.kernels.reference.minmax_decode`."""
     if _backend == "reference":
-        return reference.minmax_decode(wire, out, bits, block, add)
+        reference.minmax_decode(wire, out, bits, block, add)
+        return
     from thinwire.kernels.cpu_minmax import minmax_decode as kernel
 
-    for w, o in zip(wire, out, strict=True):
-        in_pieces(lambda a, b, w=w, o=o: kernel(w, o, a, b, bits, block, add), o.size, layout.TILE)
+    def piece(w: U8, o: F32, a: int, b: int) -> None:
+        kernel(w, o, a, b, bits, block, add)
+
+    _decode_rows(wire, out, layout.TILE, piece)
 
 
 def bf16_encode(rows: Rows, wire: U8, error: F32 | None) -> None:
     """See :func:`thinwire.kernels.reference.bf16_encode`."""
     if _backend == "reference":
-        return reference.bf16_encode(rows.as_float32(), wire, error)
+        reference.bf16_encode(rows.as_float32(), wire, error)
+        return
     from thinwire.kernels.cpu_cast import bf16_encode as kernel
 
-    for i, row in enumerate(rows.data):
-        x, lost, kind = _bytes(row), _NO_ERROR if error is None else error[i], rows.kind
-        in_pieces(lambda a, b, x=x, w=wire[i], e=lost: kernel(x, kind, w, a, b, e), row.size, layout.TILE)
+    kind = rows.kind
+
+    def piece(x: U8, w: U8, e: F32, a: int, b: int) -> None:
+        kernel(x, kind, w, a, b, e)
+
+    _encode_rows(rows, wire, error, layout.TILE, piece)
 
 
 def bf16_decode(wire: U8, out: F32, add: bool) -> None:
     """See :func:`thinwire.kernels.reference.bf16_decode`."""
     if _backend == "reference":
-        return reference.bf16_decode(wire, out, add)
+        reference.bf16_decode(wire, out, add)
+        return
     from thinwire.kernels.cpu_cast import bf16_decode as kernel
 
-    for w, o in zip(wire, out, strict=True):
-        in_pieces(lambda a, b, w=w, o=o: kernel(w, o, a, b, add), o.size, layout.TILE)
+    def piece(w: U8, o: F32, a: int, b: int) -> None:
+        kernel(w, o, a, b, add)
+
+    _decode_rows(wire, out, layout.TILE, piece)
 
 
 def f16_encode(rows: Rows, wire: U8, block: int, error: F32 | None) -> None:
     """See :func:`thinwire.kernels.reference.f16_encode`."""
     if _backend == "reference":
-        return reference.f16_encode(rows.as_float32(), wire, block, error)
+        reference.f16_encode(rows.as_float32(), wire, block, error)
+        return
     from thinwire.kernels.cpu_cast import f16_encode as kernel
 
-    n = rows.data.shape[1]
-    for i, row in enumerate(rows.data):
-        x, lost, kind = _bytes(row), _NO_ERROR if error is None else error[i], rows.kind
-        in_pieces(lambda a, b, x=x, w=wire[i], e=lost: kernel(x, kind, w, n, a, b, block, e), n, layout.TILE)
+    n, kind = rows.data.shape[1], rows.kind
+
+    def piece(x: U8, w: U8, e: F32, a: int, b: int) -> None:
+        kernel(x, kind, w, n, a, b, block, e)
+
+    _encode_rows(rows, wire, error, layout.TILE, piece)
 
 
 def f16_decode(wire: U8, out: F32, block: int, add: bool) -> None:
     """See :func:`thinwire.kernels.reference.f16_decode`."""
     if _backend == "reference":
-        return reference.f16_decode(wire, out, block, add)
+        reference.f16_decode(wire, out, block, add)
+        return
     from thinwire.kernels.cpu_cast import f16_decode as kernel
 
-    for w, o in zip(wire, out, strict=True):
-        in_pieces(lambda a, b, w=w, o=o: kernel(w, o, a, b, block, add), o.size, layout.TILE)
+    def piece(w: U8, o: F32, a: int, b: int) -> None:
+        kernel(w, o, a, b, block, add)
+
+    _decode_rows(wire, out, layout.TILE, piece)
 
 
 def raw_encode(rows: Rows, wire: U8, error: F32 | None) -> None:

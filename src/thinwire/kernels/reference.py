@@ -6,6 +6,8 @@ All functions work on rows: ``x`` is (r, n) float32, ``wire`` (r, wire_bytes) ui
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
@@ -42,7 +44,7 @@ def f16_values(bits: U16) -> F32:
     return bits.view(np.float16).astype(np.float32)
 
 
-def _blocks(x: npt.NDArray[np.generic], block: int) -> npt.NDArray[np.generic]:
+def _blocks(x: npt.NDArray[Any], block: int) -> npt.NDArray[Any]:
     """(r, n) -> (r, blocks, block), zero-padded."""
     rows, n = x.shape
     count = -(-n // block)
@@ -64,7 +66,7 @@ def pack(codes: npt.NDArray[np.integer], bits: int) -> U8:
     return np.concatenate(planes, axis=1)
 
 
-def _pack_plane(values: U32, width: int) -> U8:
+def _pack_plane(values: npt.NDArray[np.integer], width: int) -> U8:
     if width >= 8:
         return np.ascontiguousarray(values.astype(f"<u{width // 8}")).view(np.uint8)
     rows, n = values.shape
@@ -162,7 +164,7 @@ def _write_bf16_scales(keys: U32, wire: U8, n: int, bits: int, block: int) -> tu
 
 
 def _write_log_scales(keys: U32, wire: U8, n: int, bits: int, block: int) -> tuple[F32, int]:
-    rows, count = keys.shape
+    count = keys.shape[1]
     finite = keys < layout.NONFINITE_KEY
     magnitude = np.where(finite, keys >> np.uint32(1), 0).astype(np.uint32)
     per_group = layout.GROUP // block

@@ -3,8 +3,6 @@
 Numba's loops over blocks of 32 elements pay for alias checks and remainders at every block. Code written here has a
 fixed number of lanes and no branch; LLVM splits the vectors into what the processor has (AVX-512, AVX2, NEON).
 """
-# pyright: reportUnknownMemberType=false, reportUnknownParameterType=false, reportMissingParameterType=false
-# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false  (llvmlite has no types)
 
 from __future__ import annotations
 
@@ -50,9 +48,7 @@ class Emitter:
         return self.b.shuffle_vector(first, ir.Constant(vector, ir.Undefined), mask)
 
     def call(self, name: str, result: Any, *args: Any) -> Any:
-        function = cgutils.get_or_insert_function(
-            self.b.module, ir.FunctionType(result, [a.type for a in args]), f"llvm.{name}"
-        )
+        function = cgutils.get_or_insert_function(self.b.module, ir.FunctionType(result, [a.type for a in args]), f"llvm.{name}")
         return self.b.call(function, args)
 
     def binary(self, name: str, left: Any, right: Any) -> Any:

@@ -3,8 +3,6 @@
 Order keys are fp32 bits as signed integers that compare as the numbers do; minima of floats themselves do not
 vectorize, since NaN has no order.
 """
-# pyright: reportUnknownMemberType=false, reportUnknownParameterType=false, reportMissingParameterType=false
-# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false  (llvmlite and Numba have no types)
 
 from __future__ import annotations
 

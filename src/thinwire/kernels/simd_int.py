@@ -2,8 +2,6 @@
 
 ``at`` arguments are elements from the start of their array; ``half`` is ``2**(bits-1)``.
 """
-# pyright: reportUnknownMemberType=false, reportUnknownParameterType=false, reportMissingParameterType=false
-# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false  (llvmlite and Numba have no types)
 
 from __future__ import annotations
 

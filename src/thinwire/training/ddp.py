@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 import torch
-from torch.distributed import GradBucket
+from torch.distributed import GradBucket  # pyright: ignore[reportPrivateImportUsage]  documented there
 from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.codec import codec as resolve
@@ -213,7 +213,7 @@ def _register(model: DistributedDataParallel, handle: Handle) -> None:
         model.register_comm_hook(slot, _hook)
     except RuntimeError as error:
         raise ConfigError(f"model has a communication hook already; allowed: none before compress ({error})") from None
-    model._thinwire = slot  # pyright: ignore[reportAttributeAccessIssue, reportPrivateUsage]  lives as long as the model
+    vars(model)["_thinwire"] = slot
 
 
 class _Slot:
