@@ -20,8 +20,11 @@ from thinwire.workloads.loop import Result, Run, train
 
 COLUMNS = {
     "codec": "codec",
-    "bits_per_element": "bits/element",
-    "wire_bytes_per_step": "bytes sent/rank/step",
+    "bits_per_element": "bits/ element",
+    "wire_bytes_per_step": "bytes sent/ rank/step",
+    "encode_ms": "encode ms",
+    "wire_ms": "wire ms",
+    "decode_ms": "decode ms",
     "exposed_ms": "exposed ms",
     "step_ms": "step ms",
     "loss": "test loss",

@@ -25,7 +25,7 @@ from thinwire.kernels.threads import set_num_threads
 from thinwire.metrics import Recorder, Stats
 from thinwire.overlap import worker_of
 from thinwire.reducer import Reducer
-from thinwire.training.bucket import Bucket, layout_of
+from thinwire.training.bucket import Layout, as_payload, layout_of, put_back, set_aside
 
 MIN_ELEMENTS: Final = 256
 STATE_VERSION: Final = 1
@@ -82,7 +82,7 @@ class Handle:
         self._recorder = Recorder()
         self._reducer = Reducer(self._transport, codec, self._recorder)
         self._worker.submit(self._agree).result()
-        sizes = {name: p.numel() for name, p in self._parameters.items() if self._compressed(p)}
+        sizes = {name: p.numel() for name, p in self._parameters.items()}
         self._residuals = Residuals(sizes) if feedback and not isinstance(codec, Raw) else None
         self._layouts: list[tuple[str, ...]] = []
         self._ready_at = 0.0
@@ -119,7 +119,8 @@ class Handle:
 
     def state_dict(self) -> dict[str, Any]:
         """This rank's state: codec and residuals by parameter name. Save it beside the model's, one a rank."""
-        residuals = {} if self._residuals is None else self._residuals.state_dict()
+        kept = {} if self._residuals is None else self._residuals.state_dict()
+        residuals = {name: value for name, value in kept.items() if self._compressed(self._parameters[name])}
         return {"version": STATE_VERSION, "codec": self.codec.spec(), "residuals": residuals}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -129,7 +130,8 @@ class Handle:
         if state["codec"] != self.codec.spec():
             raise ConfigError(f"state is of codec {state['codec']!r}; allowed: {self.codec.spec()!r}")
         if self._residuals is not None:
-            self._residuals.load_state_dict(state["residuals"])
+            exact = {n: torch.zeros(p.numel()) for n, p in self._parameters.items() if not self._compressed(p)}
+            self._residuals.load_state_dict({**exact, **state["residuals"]})
         elif state["residuals"]:
             raise ConfigError("state has residuals, but feedback is off; allowed: compress(..., feedback=True)")
 
@@ -154,27 +156,31 @@ class Handle:
         return future
 
     def _reduce(self, buffer: torch.Tensor, parameters: list[torch.Tensor], last: bool) -> None:
-        if not self.active:
-            self._reducer.all_reduce_uncompressed(buffer)
+        layout = layout_of([self._names[id(p)] for p in parameters], parameters, self._compressed)
+        payload = as_payload(buffer)
+        if self.active and layout.compressed:
+            self._reduce_compressed(payload, layout)
         else:
-            names = [self._names[id(p)] for p in parameters]
-            bucket = Bucket(buffer, layout_of(names, parameters, self._compressed))
-            self._reduce_compressed(bucket)
-            bucket.reduce_rest(self._reducer)
+            self._reducer.all_reduce_uncompressed(payload)
+        if payload.data_ptr() != buffer.data_ptr():
+            buffer.copy_(payload)
         if last:
             self._end_step()
 
-    def _reduce_compressed(self, bucket: Bucket) -> None:
-        names = bucket.layout.compressed
-        if not names:
-            return
+    def _reduce_compressed(self, payload: torch.Tensor, layout: Layout) -> None:
         residuals = self._residuals
-        payload = bucket.gather(None if residuals is None else residuals.current(names))
-        self._reducer.all_reduce(payload, "mean", None if residuals is None else residuals.following(names))
+        lost = None
         if residuals is not None:
-            self._layouts.append(names)
+            payload.add_(residuals.current(layout.names))
+            lost = residuals.following(layout.names)
+        exact = set_aside(payload, layout.exact)
+        self._reducer.all_reduce(payload, "mean", lost)
+        if residuals is not None:
+            self._layouts.append(layout.names)
             residuals.seen(payload)
-        bucket.scatter(payload)
+        if exact is not None:
+            self._reducer.all_reduce_uncompressed(exact)
+            put_back(payload, layout.exact, exact)
 
     def _end_step(self) -> None:
         if self._residuals is not None:

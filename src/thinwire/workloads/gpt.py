@@ -1,6 +1,7 @@
 """``gpt``: a byte-level decoder-only transformer of 3.3 million parameters on text, AdamW.
 
-Pre-norm blocks (Radford et al. 2019), causal attention, learned positions, the head tied to the embedding.
+Pre-norm blocks without biases (Radford et al. 2019; Chowdhery et al. 2022), causal attention, learned positions, the head tied
+to the embedding.
 """
 
 from __future__ import annotations
@@ -45,9 +46,9 @@ class Block(nn.Module):
         super().__init__()
         width = config.width
         self.heads = config.heads
-        self.norm_1, self.norm_2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.norm_1, self.norm_2 = nn.LayerNorm(width, bias=False), nn.LayerNorm(width, bias=False)
+        self.qkv, self.out = nn.Linear(width, 3 * width, bias=False), nn.Linear(width, width, bias=False)
+        self.up, self.down = nn.Linear(width, 4 * width, bias=False), nn.Linear(4 * width, width, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """(batch, time, width) -> the same shape."""
@@ -67,7 +68,7 @@ class Gpt(nn.Module):
         self.embedding = nn.Embedding(VOCABULARY, config.width)
         self.positions = nn.Embedding(config.context, config.width)
         self.blocks = nn.Sequential(*(Block(config) for _ in range(config.layers)))
-        self.norm = nn.LayerNorm(config.width)
+        self.norm = nn.LayerNorm(config.width, bias=False)
         for parameter in self.parameters():
             if parameter.dim() > 1:
                 nn.init.normal_(parameter, std=0.02)

@@ -50,6 +50,10 @@ class Result:
     """Payload bytes that one rank sends a step."""
     exposed_ms: float
     step_ms: float
+    encode_ms: float
+    """Means a step of the communication thread, most of it behind backward: encoding, waiting for messages, decoding."""
+    wire_ms: float
+    decode_ms: float
     loss: float
     """Mean loss over the test or validation set."""
     accuracy: float
@@ -123,6 +127,9 @@ def train(workload: Workload, run: Run, progress: Progress | None = None) -> Res
         wire_bytes_per_step=stats.bytes_sent / max(stats.steps, 1),
         exposed_ms=1e3 * stats.exposed_seconds / max(stats.steps, 1),
         step_ms=step_ms,
+        encode_ms=1e3 * stats.encode_seconds / max(stats.steps, 1),
+        wire_ms=1e3 * stats.wire_seconds / max(stats.steps, 1),
+        decode_ms=1e3 * stats.decode_seconds / max(stats.steps, 1),
         loss=held_loss,
         accuracy=accuracy,
         train_loss=_mean(loss.item()),
