@@ -123,6 +123,9 @@ def _start(
     name: str, codec: Codec, facts: Mapping[str, object], group: Group, async_op: bool, task: Callable[[Reducer], None]
 ) -> Work | None:
     transport, worker = worker_of(group)
+    if torch.cuda.is_initialized():
+        # The worker reads the tensor from another thread; what fills it is queued on this one's stream.
+        torch.cuda.current_stream().synchronize()
     reducer = _reducers.setdefault(transport, {}).setdefault(codec, Reducer(transport, codec))
 
     def run() -> None:

@@ -25,7 +25,7 @@ class Stats:
     exposed_seconds: float = 0.0
     """Time from the moment the last gradient of a step was ready until its mean was."""
     error: float | None = None
-    """Relative error of what this rank's wire lost, sqrt(sum e^2 / sum x^2); None where it was not measured."""
+    """With feedback, the size of what this rank's wire lost relative to what it sent, sqrt(sum e^2 / sum x^2); else None."""
 
     def as_dict(self) -> dict[str, float | int | None]:
         return dataclasses.asdict(self)

@@ -84,10 +84,14 @@ def _gradients(rank: int, ranks: int, name: str, bucket_mb: float) -> list[str]:
         wrong.append(str(share))
     if f"{share.compressed:,} of" not in handle.summary() or "256" not in handle.summary():
         wrong.append(handle.summary())
+    if handle.stats().error is not None:
+        wrong.append("an error was measured without feedback")
     return wrong
 
 
-@pytest.mark.parametrize(("ranks", "name", "bucket_mb"), [(2, "int8", 100), (2, "int4", 0.01), (3, "int4", 100), (2, "bf16", 0.005)])
+@pytest.mark.parametrize(
+    ("ranks", "name", "bucket_mb"), [(2, "int8", 100), (2, "int4", 0.01), (3, "int4", 100), (2, "bf16", 0.005)]
+)
 def test_gradients_equal_the_oracle(ranks, name, bucket_mb):
     assert real.run(_gradients, ranks, ranks, name, bucket_mb) == [[]] * ranks
 
@@ -173,6 +177,7 @@ def _feedback(rank: int, ranks: int, feedback: bool) -> tuple[float, dict]:
     local = local_gradients(model, ranks, 0)
     exact = {n: sum(g[n] for g in local) / ranks for n in total}
     lost = sum((total[n] - exact[n]).square().sum() for n in total) / sum(e.square().sum() for e in exact.values())
+    assert (handle.stats().error or 0) > 0.05 if feedback else True
     return float(lost.sqrt()), {n: r.norm().item() for n, r in handle.state_dict()["residuals"].items()}
 
 

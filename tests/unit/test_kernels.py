@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -87,3 +89,43 @@ def test_processes_that_start_together_share_an_empty_cache(tmp_path):
     assert all(process.returncode == 0 for process in started)
     assert len(answers) == 1
     assert len(list(tmp_path.rglob("*bf16_encode*.nbc"))) == 1
+
+
+def test_fp16_on_a_processor_without_conversions(tmp_path):
+    """The integer code that such a processor runs gives the reference's bytes."""
+    program = (
+        "import numpy as np, thinwire as tw\n"
+        "from thinwire.kernels import ops, simd_cast\n"
+        "simd_cast.converts_half = lambda: False\n"
+        "from thinwire.kernels import cpu_cast\n"
+        "assert not cpu_cast._CONVERTS\n"
+        "codec = tw.codec('fp16')\n"
+        "bits = np.random.default_rng(0).integers(0, 2**32, (3, 5000), dtype=np.uint32)\n"
+        "bits[1] = (bits[1] & 0x807FFFFF) | 0x3F800000\n"
+        "bits[2] &= 0xF07FFFFF\n"
+        "x = bits.view(np.float32)\n"
+        "wire = codec.encode(x); back = codec.decode(wire, 5000)\n"
+        "ops.set_backend('reference')\n"
+        "assert (wire == codec.encode(x)).all()\n"
+        "assert np.array_equal(back, codec.decode(wire, 5000), equal_nan=True)\n"
+        "assert np.isfinite(back[1:]).all()\n"
+        "print('equal')\n"
+    )
+    environment = {"NUMBA_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(Path(jit.__file__).parents[2]), "PATH": "/usr/bin:/bin"}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=120)
+    assert done.stdout == "equal\n", done.stderr
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+@pytest.mark.usefixtures("threads")
+def test_a_forked_child_has_threads_of_its_own():
+    set_num_threads(2)
+    in_pieces(lambda a, b: None, 1 << 20, 4096)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # forking a process with threads: that is what is tested
+        child = os.fork()
+    if child == 0:
+        done: list[int] = []
+        in_pieces(lambda a, b: done.append(b - a), 1 << 20, 4096)
+        os._exit(0 if sum(done) == 1 << 20 else 1)
+    assert os.waitpid(child, 0)[1] == 0

@@ -60,7 +60,7 @@ def _one(workload: Workload, run: Run, first: bool) -> Result:
     if not first:
         return train(workload, run)
     with _progress(run.codec.name, workload.steps(dist.get_world_size())) as report:
-        return train(workload, run, report)
+        return train(workload, run, report, say=lambda line: print(f"  {line}", flush=True))
 
 
 @contextlib.contextmanager

@@ -11,7 +11,10 @@ import numpy as np
 from thinwire.kernels.cpu_tile import half_to_float, load_tile
 from thinwire.kernels.jit import BOOL, BYTES, FLOATS, INT, READ_BYTES, inline, kernel
 from thinwire.kernels.layout import BF16_MAX, BF16_NAN, F16_BELOW_TOP, F16_TOP, TILE
+from thinwire.kernels.simd_cast import LANES, add_from_half, converts_half, set_from_half, to_half
+from thinwire.kernels.simd_int import largest_key_128
 
+_CONVERTS = converts_half()
 _INF = np.uint32(0x7F800000)
 _ABS = np.uint32(0x7FFFFFFF)
 
@@ -79,11 +82,50 @@ def bf16_decode(wire: Any, out: Any, start: int, stop: int, add: bool) -> None:
 @inline
 def _f16_scale(patterns: Any, first: int, last: int) -> Any:
     """bf16 bits of the power of two that brings the largest of [first, last) into [2^14, 2^15); NaN if not finite."""
-    top = np.uint32(0)
-    for i in range(first, last):
-        top = max(top, patterns[i] & _ABS)
+    at, key = first, np.uint32(0)
+    while at + 128 <= last:
+        key = max(key, largest_key_128(patterns, at))
+        at += 128
+    for i in range(at, last):
+        key = max(key, np.uint32(patterns[i] << np.uint32(1)))
+    top = key >> np.uint32(1)
     exponent = max(np.int32(top >> np.uint32(23)) - np.int32(14), np.int32(1))
     return np.uint16(exponent << np.int32(7)) if top < _INF else np.uint16(BF16_NAN)
+
+
+@inline
+def _to_half(tile: Any, first: int, last: int, one: Any, two: Any, limit: Any, stored: Any, pair: Any) -> None:
+    """fp16 bits of ``tile * one * two`` of elements [first, last)."""
+    floats = pair.view(np.float32)
+    at = first
+    if _CONVERTS:
+        while at + LANES <= last:
+            to_half(tile, at, one, two, limit, stored, at)
+            at += LANES
+    for i in range(at, last):
+        floats[0] = tile[i] * one * two
+        floats[1] = abs(floats[0]) + np.float32(0.5)
+        stored[i] = np.uint16(_half(pair[0], pair[1], limit))
+
+
+@inline
+def _from_half(stored: Any, first: int, last: int, scale: Any, out: Any, add: bool, scratch: Any) -> None:
+    """``out = stored * scale`` of elements [first, last), or ``out +=`` that."""
+    at = first
+    if _CONVERTS and add:
+        while at + LANES <= last:
+            add_from_half(stored, at, scale, out, at)
+            at += LANES
+    elif _CONVERTS:
+        while at + LANES <= last:
+            set_from_half(stored, at, scale, out, at)
+            at += LANES
+    if at < last:
+        half_to_float(stored[at:last], scratch[: last - at])
+        floats = scratch.view(np.float32)
+        for i in range(at, last):
+            value = floats[i - at] * scale
+            out[i] = out[i] + value if add else value
 
 
 @kernel(READ_BYTES, INT, BYTES, INT, INT, INT, INT, FLOATS)
@@ -91,10 +133,8 @@ def f16_encode(x: Any, kind: int, wire: Any, n: int, start: int, stop: int, bloc
     """Encode elements [start, stop) of a row; ``block`` divides the tile. ``error`` may be empty."""
     count_all = (n + block - 1) // block
     scales, packed = wire[: 2 * count_all].view(np.uint16), wire[2 * count_all :]
-    scratch, scaled = np.empty(TILE, np.uint32), np.empty(TILE, np.uint32)
-    shifted = np.empty(TILE, np.uint32)
-    floats, moved = scaled.view(np.float32), shifted.view(np.float32)
-    pair = np.empty(2, np.uint32)
+    scratch, values = np.empty(TILE, np.uint32), np.empty(TILE, np.float32)
+    pair, spare = np.empty(2, np.uint32), np.empty(TILE, np.uint32)
     factors = pair.view(np.float32)
     for at in range(start, stop, TILE):
         end = min(at + TILE, stop)
@@ -105,39 +145,32 @@ def f16_encode(x: Any, kind: int, wire: Any, n: int, start: int, stop: int, bloc
             last = min(first + block, end - at)
             code = _f16_scale(patterns, first, last)
             scales[(at + first) // block] = code
-            finite = code != np.uint16(BF16_NAN)
-            # Rounded up, the largest numbers of fp32 would come back as Inf.
-            limit = np.uint32(F16_BELOW_TOP if code == np.uint16((254 - 14) << 7) else F16_TOP)
-            exponent = np.int32(code >> np.uint16(7)) - np.int32(127)
-            # 2^-e in two exact factors, since 2^126 and above have no single one.
-            pair[0] = np.uint32(127 - exponent // 2) << np.uint32(23) if finite else np.uint32(0)
-            pair[1] = np.uint32(127 - (exponent - exponent // 2)) << np.uint32(23) if finite else np.uint32(0)
-            one, two = factors[0], factors[1]
-            for i in range(first, last):
-                floats[i] = tile[i] * one * two
-            for i in range(first, last):
-                moved[i] = abs(floats[i]) + np.float32(0.5)
-            for i in range(first, last):
-                stored[i] = np.uint16(_half(scaled[i], shifted[i], limit)) if finite else np.uint16(0)
+            if code == np.uint16(BF16_NAN):
+                for i in range(first, last):
+                    stored[i] = np.uint16(0)
+            else:
+                exponent = np.int32(code >> np.uint16(7)) - np.int32(127)
+                # 2^-e in two exact factors, since 2^126 and above have no single one.
+                pair[0] = np.uint32(127 - exponent // 2) << np.uint32(23)
+                pair[1] = np.uint32(127 - (exponent - exponent // 2)) << np.uint32(23)
+                one, two = factors[0], factors[1]
+                # Rounded up, the largest numbers of fp32 would come back as Inf.
+                limit = np.uint32(F16_BELOW_TOP if code == np.uint16((254 - 14) << 7) else F16_TOP)
+                _to_half(tile, first, last, one, two, limit, stored, pair)
         if error.size:
+            _f16_tile(stored, scales, at, block, values[: end - at], False, spare)
             lost = error[at:end]
             for i in range(lost.size):
-                lost[i] = tile[i]
-            _f16_tile(stored, scales, at, block, shifted, floats)
-            for i in range(lost.size):
-                lost[i] = lost[i] - floats[i]
+                lost[i] = tile[i] - values[i]
 
 
 @inline
-def _f16_tile(stored: Any, scales: Any, at: int, block: int, scratch: Any, values: Any) -> None:
-    half_to_float(stored, scratch[: stored.size])
-    floats = scratch.view(np.float32)
+def _f16_tile(stored: Any, scales: Any, at: int, block: int, out: Any, add: bool, scratch: Any) -> None:
     one = np.empty(1, np.uint32)
+    scale = one.view(np.float32)
     for first in range(0, stored.size, block):
         one[0] = np.uint32(scales[(at + first) // block]) << np.uint32(16)
-        scale = one.view(np.float32)[0]
-        for i in range(first, min(first + block, stored.size)):
-            values[i] = floats[i] * scale
+        _from_half(stored, first, min(first + block, stored.size), scale[0], out, add, scratch)
 
 
 @kernel(READ_BYTES, FLOATS, INT, INT, INT, BOOL)
@@ -146,8 +179,7 @@ def f16_decode(wire: Any, out: Any, start: int, stop: int, block: int, add: bool
     n = out.size
     count_all = (n + block - 1) // block
     scales, packed = wire[: 2 * count_all].view(np.uint16), wire[2 * count_all :]
-    scratch, values = np.empty(TILE, np.uint32), np.empty(TILE, np.float32)
+    scratch = np.empty(TILE, np.uint32)
     for at in range(start, stop, TILE):
         end = min(at + TILE, stop)
-        _f16_tile(packed[2 * at : 2 * end].view(np.uint16), scales, at, block, scratch, values)
-        _deliver(values[: end - at], out[at:end], add)
+        _f16_tile(packed[2 * at : 2 * end].view(np.uint16), scales, at, block, out[at:end], add, scratch)

@@ -12,9 +12,10 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from thinwire.kernels.simd import F32, F64, I8, I16, I32, VECTOR, Emitter
+from thinwire.kernels.simd import F32, F64, I8, I16, I32, I64, VECTOR, Emitter
 
 WIDE = ir.VectorType(F64, VECTOR)
+LONG = 512
 
 
 @intrinsic
@@ -27,6 +28,30 @@ def float_of_bits(typingctx: Any, pattern: Any) -> Any:
     return types.float32(types.int32), code
 
 
+def _order(e: Emitter, patterns: Any) -> Any:
+    sign = e.b.ashr(patterns, e.constant(I32, 31, VECTOR))
+    return e.b.xor(patterns, e.b.and_(sign, e.constant(I32, 0x7FFFFFFF, VECTOR)))
+
+
+@intrinsic
+def widen_range(typingctx: Any, x: Any, at: Any, extremes: Any) -> Any:
+    """Take LONG elements into ``extremes``: VECTOR largest order keys, then VECTOR smallest. No sum across lanes, one read."""
+
+    def code(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        e = Emitter(context, builder, sig, args)
+        source, target = e.pointer(0, args[1], I32), e.pointer(2, ir.Constant(I64, 0), I32)
+        highest, lowest = e.load(target, I32, VECTOR), e.load(target, I32, VECTOR, VECTOR)
+        for k in range(0, LONG, VECTOR):
+            e.prefetch_next_tile(source, k)
+            key = _order(e, e.load(source, I32, VECTOR, k))
+            highest, lowest = e.binary("smax", highest, key), e.binary("smin", lowest, key)
+        e.store(highest, target, I32)
+        e.store(lowest, target, I32, VECTOR)
+        return context.get_dummy_value()
+
+    return types.none(x, types.int64, extremes), code
+
+
 def _make_extreme_key(name: str, lanes: int) -> Any:
     @intrinsic
     def extreme_key(typingctx: Any, x: Any, at: Any) -> Any:
@@ -35,48 +60,48 @@ def _make_extreme_key(name: str, lanes: int) -> Any:
         def code(context: Any, builder: Any, sig: Any, args: Any) -> Any:
             e = Emitter(context, builder, sig, args)
             source = e.pointer(0, args[1], I32)
-            for k in range(0, lanes if name == "smax" else 0, VECTOR):
-                e.prefetch_next_tile(source, k)
-            last, flip = e.constant(I32, 31, VECTOR), e.constant(I32, 0x7FFFFFFF, VECTOR)
-            vectors = [e.load(source, I32, VECTOR, k) for k in range(0, lanes, VECTOR)]
-            return e.reduce(name, [builder.xor(v, builder.and_(builder.ashr(v, last), flip)) for v in vectors])
+            return e.reduce(name, [_order(e, e.load(source, I32, VECTOR, k)) for k in range(0, lanes, VECTOR)])
 
         return types.int32(x, types.int64), code
 
     return extreme_key
 
 
-def _make_to_codes(lanes: int, element: Any) -> Any:
-    @intrinsic
-    def to_codes(typingctx: Any, x: Any, at: Any, low: Any, factor: Any, codes: Any, codes_at: Any) -> Any:
-        """``codes = round((x - low) * factor)`` in fp64 of ``lanes`` elements, as bytes or 16-bit integers."""
-
-        def code(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-            e, b = Emitter(context, builder, sig, args), builder
-            source, target = e.pointer(0, args[1], F32), e.pointer(4, args[5], element)
-            low, factor = e.splat(args[2], VECTOR), e.splat(args[3], VECTOR)
-            for k in range(0, lanes, VECTOR):
-                e.prefetch_next_tile(source, k)
-                value = b.fpext(e.load(source, F32, VECTOR, k), WIDE)
-                steps = e.nearest(b.fmul(b.fsub(value, low), factor))
-                e.store(b.trunc(steps, ir.VectorType(element, VECTOR)), target, element, k)
-            return context.get_dummy_value()
-
-        return types.none(x, types.int64, types.float64, types.float64, codes, types.int64), code
-
-    return to_codes
+def _element(codes: Any) -> Any:
+    """The LLVM type of an array of codes: bytes or 16-bit integers."""
+    return I8 if codes.dtype.bitwidth == 8 else I16
 
 
-def _make_from_codes(lanes: int, element: Any, add: bool) -> Any:
+@intrinsic
+def to_codes(typingctx: Any, x: Any, at: Any, low: Any, factor: Any, codes: Any, codes_at: Any) -> Any:
+    """``codes = round((x - low) * factor)`` in fp64 of LANES elements."""
+    element = _element(codes)
+
+    def code(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        e, b = Emitter(context, builder, sig, args), builder
+        source, target = e.pointer(0, args[1], F32), e.pointer(4, args[5], element)
+        low, factor = e.splat(args[2], VECTOR), e.splat(args[3], VECTOR)
+        for k in range(0, LANES, VECTOR):
+            e.prefetch_next_tile(source, k)
+            value = b.fpext(e.load(source, F32, VECTOR, k), WIDE)
+            steps = e.nearest(b.fmul(b.fsub(value, low), factor))
+            e.store(b.trunc(steps, ir.VectorType(element, VECTOR)), target, element, k)
+        return context.get_dummy_value()
+
+    return types.none(x, types.int64, types.float64, types.float64, codes, types.int64), code
+
+
+def _make_from_codes(add: bool) -> Any:
     @intrinsic
     def from_codes(typingctx: Any, codes: Any, codes_at: Any, low: Any, step: Any, out: Any, at: Any) -> Any:
-        """``out = low + codes * step`` in fp64, rounded once to fp32, of ``lanes`` elements; or ``out +=`` that."""
+        """``out = low + codes * step`` in fp64, rounded once to fp32, of LANES elements; or ``out +=`` that."""
+        element = _element(codes)
 
         def code(context: Any, builder: Any, sig: Any, args: Any) -> Any:
             e, b = Emitter(context, builder, sig, args), builder
             source, target = e.pointer(0, args[1], element), e.pointer(4, args[5], F32)
             low, step = e.splat(args[2], VECTOR), e.splat(args[3], VECTOR)
-            for k in range(0, lanes, VECTOR):
+            for k in range(0, LANES, VECTOR):
                 wide = b.zext(e.load(source, element, VECTOR, k), ir.VectorType(I32, VECTOR))
                 value = b.fadd(low, b.fmul(b.sitofp(wide, WIDE), step))
                 value = b.fptrunc(value, ir.VectorType(F32, VECTOR))
@@ -90,9 +115,5 @@ def _make_from_codes(lanes: int, element: Any, add: bool) -> Any:
 
 
 LANES = 64
-LONG = 512
 highest_key, lowest_key = _make_extreme_key("smax", LANES), _make_extreme_key("smin", LANES)
-highest_key_long, lowest_key_long = _make_extreme_key("smax", LONG), _make_extreme_key("smin", LONG)
-to_bytes, to_halves = _make_to_codes(LANES, I8), _make_to_codes(LANES, I16)
-from_bytes, from_halves = _make_from_codes(LANES, I8, add=False), _make_from_codes(LANES, I16, add=False)
-add_bytes, add_halves = _make_from_codes(LANES, I8, add=True), _make_from_codes(LANES, I16, add=True)
+from_codes, add_codes = _make_from_codes(add=False), _make_from_codes(add=True)

@@ -45,3 +45,12 @@ def in_pieces(function: Callable[[int, int], object], n: int, align: int) -> Non
     function(0, min(step, n))
     for piece in later:
         piece.result()
+
+
+def _forget_pool() -> None:
+    """A forked child has none of its parent's threads."""
+    global _pool
+    _pool = None
+
+
+os.register_at_fork(after_in_child=_forget_pool)

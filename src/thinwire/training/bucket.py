@@ -21,9 +21,7 @@ class Layout:
     compressed: bool
 
 
-def layout_of(
-    names: Sequence[str], parameters: Sequence[torch.Tensor], compressed: Callable[[torch.Tensor], bool]
-) -> Layout:
+def layout_of(names: Sequence[str], parameters: Sequence[torch.Tensor], compressed: Callable[[torch.Tensor], bool]) -> Layout:
     """The layout of a bucket that holds ``parameters`` one after another, as DDP fills it. Neighbouring spans are joined."""
     exact: list[slice] = []
     start, found = 0, False

@@ -7,6 +7,7 @@ so backward continues while the worker encodes and sends. Nothing waits inside a
 from __future__ import annotations
 
 import dataclasses
+import logging
 import time
 from collections.abc import Mapping
 from typing import Any, Final
@@ -89,6 +90,8 @@ class Handle:
         self.active = True
         set_num_threads(max(1, torch.get_num_threads()))
         _register(model, self)
+        if self._transport.rank == 0:
+            logging.getLogger("thinwire").info(self.summary())
 
     @property
     def share(self) -> Share:
@@ -102,9 +105,11 @@ class Handle:
         """One line for people: codec, bits, threshold, and what goes uncompressed."""
         share = self.share
         total = share.compressed + share.uncompressed
+        if not share.compressed:
+            return f"{self.codec.spec()}: all {total:,} gradient elements uncompressed (fp32)"
         return (
             f"{self.codec.spec()}: {share.compressed:,} of {total:,} gradient elements compressed to "
-            f"{self.codec.bits_per_element(max(share.compressed, 1)):.3f} bits, feedback {'on' if self.feedback else 'off'}; "
+            f"{self.codec.bits_per_element(share.compressed):.3f} bits, feedback {'on' if self.feedback else 'off'}; "
             f"{share.uncompressed:,} uncompressed (fewer than {self.min_elements} elements or one dimension): "
             f"{', '.join(share.names_uncompressed) or 'none'}"
         )
@@ -137,11 +142,14 @@ class Handle:
 
     def hook(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
         """DDP's communication hook: queues the bucket and returns at once."""
-        future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
-        last = bucket.is_last()
+        buffer, parameters, last = bucket.buffer(), bucket.parameters(), bucket.is_last()
+        devices = [buffer.device] if buffer.is_cuda else None
+        future: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=devices)
+        if buffer.is_cuda:
+            # The worker reads the gradients from another thread; what fills them is queued on this one's stream.
+            torch.cuda.current_stream(buffer.device).synchronize()
         if last:
             self._ready_at = time.perf_counter()
-        buffer, parameters = bucket.buffer(), bucket.parameters()
 
         def task() -> None:
             try:
@@ -169,18 +177,24 @@ class Handle:
 
     def _reduce_compressed(self, payload: torch.Tensor, layout: Layout) -> None:
         residuals = self._residuals
-        lost = None
         if residuals is not None:
             payload.add_(residuals.current(layout.names))
-            lost = residuals.following(layout.names)
         exact = set_aside(payload, layout.exact)
-        self._reducer.all_reduce(payload, "mean", lost)
-        if residuals is not None:
-            self._layouts.append(layout.names)
-            residuals.seen(payload)
+        if residuals is None:
+            self._reducer.all_reduce(payload, "mean")
+        else:
+            self._reduce_with_feedback(payload, layout.names, residuals)
         if exact is not None:
             self._reducer.all_reduce_uncompressed(exact)
             put_back(payload, layout.exact, exact)
+
+    def _reduce_with_feedback(self, payload: torch.Tensor, names: tuple[str, ...], residuals: Residuals) -> None:
+        lost = residuals.following(names)
+        self._recorder.add(sent_squares=float(payload.dot(payload)))
+        self._reducer.all_reduce(payload, "mean", lost)
+        self._recorder.add(lost_squares=float(lost.dot(lost)))
+        residuals.seen(payload)
+        self._layouts.append(names)
 
     def _end_step(self) -> None:
         if self._residuals is not None:

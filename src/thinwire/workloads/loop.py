@@ -88,12 +88,17 @@ class _Tally:
         return stats, 1e3 * statistics.median(self.seconds) if self.seconds else float("nan")
 
 
-def train(workload: Workload, run: Run, progress: Progress | None = None) -> Result:
-    """Train on all ranks of the default process group; every rank gets the same result but for its times."""
+def train(workload: Workload, run: Run, progress: Progress | None = None, say: Callable[[str], None] | None = None) -> Result:
+    """Train on all ranks of the default process group; every rank gets the same result but for its times.
+
+    ``say`` gets one line about what goes compressed.
+    """
     transport = of()
     torch.manual_seed(run.seed)
     model = DistributedDataParallel(workload.model())
     handle = compress(model, run.codec, feedback=run.feedback)
+    if say is not None:
+        say(handle.summary())
     optimizer = workload.optimizer(model)
     total = min(run.steps or 1 << 62, run.epochs * workload.steps(transport.size))
     # To zero over the run, so that the result is not the noise of the last few steps.
