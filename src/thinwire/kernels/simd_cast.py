@@ -1,4 +1,4 @@
-"""Vector code of the ``fp16`` kernels, by the processor's own conversions. Every function takes element offsets and checks no bounds."""
+"""Vector code of the ``fp16`` kernels, by the processor's own conversions. Offsets are in elements; nothing checks bounds."""
 
 from __future__ import annotations
 
