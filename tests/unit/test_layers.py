@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Collection
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
+
+import pytest
 
 import thinwire
 
@@ -34,43 +38,126 @@ LAYERS = [
 ]
 # metrics counts what collectives do, so they may import it although it is listed after them.
 ALSO = {("collective", "metrics")}
-# DDP's own class and bucket type, and scripts that join a process group, are torch.distributed too.
-DISTRIBUTED = {"collective/transport.py", "training/ddp.py", "cli/launch.py", "cli/train_rank.py"}
+DISTRIBUTED = {
+    "collective/transport.py": "the only file that sends",
+    "training/ddp.py": "DDP's bucket type",
+    "cli/launch.py": "torch's elastic launcher starts the local ranks",
+    "cli/train_rank.py": "a rank joins and leaves the process group",
+}
 
 
 def imports(source: str) -> list[str]:
-    names = []
+    """Return the dotted name of everything that is imported, and every use of ``torch.distributed``."""
+    names: list[str] = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            names += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+            base = "." * node.level + (node.module or "")
+            names += [f"{base}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Attribute) and ast.unparse(node) == "torch.distributed":
+            names.append("torch.distributed")
     return names
 
 
-def violations(path: str, source: str) -> list[str]:
+def fault(path: str, name: str) -> str | None:
     here = path.split("/")[0].removesuffix(".py")
-    wrong = []
-    for name in imports(source):
-        layer = name.split(".")[1] if name.startswith("thinwire.") else None
-        if layer in LAYERS and LAYERS.index(layer) > LAYERS.index(here) and (here, layer) not in ALSO:
-            wrong.append(f"{path} imports {name}, which is above it")
-        if name.startswith("torch.distributed") and path not in DISTRIBUTED:
-            wrong.append(f"{path} imports {name}; only {sorted(DISTRIBUTED)} may")
-    return wrong
+    first, _, rest = name.partition(".")
+    layer = rest.split(".")[0]
+    if name.startswith("."):
+        return "is relative; imports are absolute"
+    if name.startswith("torch.distributed") and path not in DISTRIBUTED:
+        return f"may be used in {sorted(DISTRIBUTED)} only"
+    if first != "thinwire":
+        return None
+    if here not in LAYERS or layer not in LAYERS:
+        return f"is outside the list of layers, or {here} is"
+    above = LAYERS.index(layer) > LAYERS.index(here) and (here, layer) not in ALSO
+    return "is above it" if above else None
 
 
-def test_the_checker_sees_a_violation():
-    assert violations("codec/new.py", "from thinwire.collective import shard")
-    assert violations("kernels/new.py", "import thinwire.codec.base")
-    assert violations("reducer.py", "import torch.distributed as dist")
-    assert not violations("training/new.py", "from thinwire.codec import base\nimport torch")
+def violations(path: str, source: str) -> list[str]:
+    return [f"{path}: {name} {what}" for name in imports(source) if (what := fault(path, name))]
+
+
+def module_of(name: str, modules: Collection[str]) -> str | None:
+    """Return the module that a dotted name lives in: ``package.module.Class`` in ``package.module``."""
+    while name and name not in modules:
+        name = name.rpartition(".")[0]
+    return name or None
+
+
+def cycle(sources: dict[str, str]) -> list[str]:
+    """Return the modules of a cycle of imports, or an empty list. Keys: dotted names of modules."""
+    graph = {
+        module: {found for name in imports(text) if (found := module_of(name, sources)) not in (module, None)}
+        for module, text in sources.items()
+    }
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return error.args[1]
+    return []
+
+
+def files() -> list[Path]:
+    """All modules but ``thinwire/__init__.py``, whose lazy names come from every layer."""
+    return [path for path in sorted(ROOT.rglob("*.py")) if path != ROOT / "__init__.py"]
+
+
+def dotted(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT.parent).with_suffix("").parts).removesuffix(".__init__")
+
+
+@pytest.mark.parametrize(
+    ("path", "source"),
+    [
+        ("codec/new.py", "from thinwire.collective import shard"),
+        ("kernels/new.py", "import thinwire.codec.base"),
+        ("kernels/new.py", "def late():\n    from thinwire import codec"),
+        ("reducer.py", "from thinwire import all_reduce"),
+        ("reducer.py", "import thinwire"),
+        ("codec/new.py", "from . import base"),
+        ("codec/new.py", "from ..cli.app import main"),
+        ("unlisted/new.py", "from thinwire.errors import ConfigError"),
+        ("reducer.py", "import torch.distributed as dist"),
+        ("reducer.py", "from torch import distributed"),
+        ("reducer.py", "import torch\ntorch.distributed.barrier()"),
+    ],
+)
+def test_the_checker_sees_a_violation(path, source):
+    assert violations(path, source)
+
+
+def test_the_checker_lets_good_imports_pass():
+    good = "from thinwire.codec import base\nfrom thinwire import errors\nimport torch.nn"
+    assert not violations("training/new.py", good)
+    assert not violations("collective/transport.py", "import torch.distributed as dist\nfrom thinwire import metrics")
+
+
+def test_the_checker_sees_a_cycle():
+    one, two = "thinwire.codec.one", "thinwire.codec.two"
+    assert set(cycle({one: "from thinwire.codec import two", two: f"from {one} import name"})) == {one, two}
+    assert cycle({"thinwire.codec": "from thinwire.codec.one import name", one: "from thinwire.codec import other"})
+    assert cycle({one: "from thinwire.codec import two", two: "import torch", "thinwire.codec": ""}) == []
 
 
 def test_imports_go_down():
-    files = [p for p in sorted(ROOT.rglob("*.py")) if p != ROOT / "__init__.py"]
-    assert len(files) > 30
-    assert [w for p in files for w in violations(p.relative_to(ROOT).as_posix(), p.read_text())] == []
+    assert len(files()) > 30
+    sources = {path.relative_to(ROOT).as_posix(): path.read_text() for path in files()}
+    assert [wrong for path, text in sources.items() for wrong in violations(path, text)] == []
+
+
+def test_no_cycle():
+    modules = {dotted(path): path.read_text() for path in files()}
+    assert "thinwire.codec.base" in modules
+    assert "thinwire.codec" in modules
+    assert cycle(modules) == []
+
+
+def test_exceptions_are_still_needed():
+    for path in DISTRIBUTED:
+        assert any(name.startswith("torch.distributed") for name in imports((ROOT / path).read_text())), path
 
 
 def test_the_spine_is_short():

@@ -1,4 +1,4 @@
-"""One rank of ``thinwire train``: runs every codec, and on rank 0 shows progress and the table."""
+"""One rank of ``thinwire train``: trains with every codec, and on rank 0 shows progress and the table."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from thinwire.cli.output import console, print_table, write_json
 from thinwire.workloads.base import Workload
-from thinwire.workloads.loop import Progress as Report
-from thinwire.workloads.loop import Result, Run, train
+from thinwire.workloads.loop import Report, Result, Run, train
 
 COLUMNS = {
     "codec": "codec",
@@ -40,13 +39,15 @@ def run_rank(workload: Workload, runs: list[Run], threads: int | None, json: Pat
     dist.init_process_group("gloo")
     try:
         first = dist.get_rank() == 0
-        if first:
-            print(_heading(workload, runs[0], dist.get_world_size()), flush=True)
-        results = [_one(workload, run, first) for run in runs]
-        if first:
-            rows = _rows(results)
-            print_table(rows, COLUMNS)
-            write_json(json, rows)
+        if not first:
+            train(workload, runs)
+            return
+        print(_heading(workload, runs[0], dist.get_world_size()), flush=True)
+        with _reports([run.codec.name for run in runs], workload.steps(dist.get_world_size())) as reports:
+            results = train(workload, runs, reports)
+        rows = _rows(results)
+        print_table(rows, COLUMNS)
+        write_json(json, rows)
     finally:
         dist.destroy_process_group()
 
@@ -56,34 +57,43 @@ def _heading(workload: Workload, run: Run, ranks: int) -> str:
     return f"{workload.name}: {ranks} ranks, {length}, seed {run.seed}; {workload.data}"
 
 
-def _one(workload: Workload, run: Run, first: bool) -> Result:
-    if not first:
-        return train(workload, run)
-    with _progress(run.codec.name, workload.steps(dist.get_world_size())) as report:
-        return train(workload, run, report, say=lambda line: print(f"  {line}", flush=True))
+class _Lines(Report):
+    """A line an epoch, where there is no terminal."""
+
+    def __init__(self, name: str, every: int) -> None:
+        self._name, self._every = name, every
+
+    def started(self, summary: str) -> None:
+        print(f"  {summary}", flush=True)
+
+    def step(self, step: int, total: int, loss: float) -> None:
+        if step % self._every == 0 or step == total:
+            print(f"  {self._name}: step {step} of {total}, training loss {loss:.4f}", flush=True)
+
+
+class _Bar(Report):
+    """A progress bar in a terminal."""
+
+    def __init__(self, name: str, bars: Progress) -> None:
+        self._bars, self._task = bars, bars.add_task(name, loss=float("nan"))
+
+    def started(self, summary: str) -> None:
+        self._bars.console.print(f"  {summary}")
+
+    def step(self, step: int, total: int, loss: float) -> None:
+        self._bars.update(self._task, completed=step, total=total, loss=loss)
 
 
 @contextlib.contextmanager
-def _progress(name: str, steps_per_epoch: int) -> Generator[Report]:
-    """A bar in a terminal; elsewhere a line an epoch."""
+def _reports(names: list[str], steps_per_epoch: int) -> Generator[list[Report]]:
+    """One report a run."""
     screen = console()
     if not screen.is_terminal:
-
-        def line(step: int, total: int, loss: float) -> None:
-            if step % steps_per_epoch == 0 or step == total:
-                print(f"  {name}: step {step} of {total}, training loss {loss:.4f}", flush=True)
-
-        yield line
+        yield [_Lines(name, steps_per_epoch) for name in names]
         return
-    columns = (
-        TextColumn("{task.description:>9}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("loss {task.fields[loss]:.4f}"),
-    )
-    with Progress(*columns, TimeRemainingColumn(), console=screen) as bar:
-        task = bar.add_task(name, loss=float("nan"))
-        yield lambda step, total, loss: bar.update(task, completed=step, total=total, loss=loss)
+    columns = (TextColumn("{task.description:>9}"), BarColumn(), MofNCompleteColumn(), TextColumn("loss {task.fields[loss]:.4f}"))
+    with Progress(*columns, TimeRemainingColumn(), console=screen) as bars:
+        yield [_Bar(name, bars) for name in names]
 
 
 def _rows(results: list[Result]) -> list[dict[str, Any]]:

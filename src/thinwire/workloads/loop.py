@@ -1,4 +1,4 @@
-"""The training loop of all workloads: one run of one codec on one rank, and what came of it."""
+"""The training loop of all workloads: runs of several codecs side by side on one rank, and what came of them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import hashlib
 import statistics
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Generator, Sequence
 from typing import Final
 
 import torch
@@ -63,8 +63,14 @@ class Result:
     replicas_identical: bool
 
 
-Progress = Callable[[int, int, float], None]
-"""Called after each step with its number, their count, and the loss."""
+class Report:
+    """Hears how a run goes; this one keeps it to itself."""
+
+    def started(self, summary: str) -> None:
+        """``summary`` says what goes compressed."""
+
+    def step(self, step: int, total: int, loss: float) -> None:
+        """Called after each step with its number, their count, and this rank's loss."""
 
 
 class _Tally:
@@ -88,17 +94,29 @@ class _Tally:
         return stats, 1e3 * statistics.median(self.seconds) if self.seconds else float("nan")
 
 
-def train(workload: Workload, run: Run, progress: Progress | None = None, say: Callable[[str], None] | None = None) -> Result:
-    """Train on all ranks of the default process group; every rank gets the same result but for its times.
+def train(workload: Workload, runs: Sequence[Run], reports: Sequence[Report] | None = None) -> list[Result]:
+    """Train each run on all ranks of the default process group; every rank gets the same results but for its times.
 
-    ``say`` gets one line about what goes compressed.
+    Runs take turns, a step each, so that a machine that slows down slows all of them and their times compare.
     """
+    going = [_steps(workload, run, report) for run, report in zip(runs, reports or [Report()] * len(runs), strict=True)]
+    results: dict[int, Result] = {}
+    while len(results) < len(runs):
+        for number, one in enumerate(going):
+            try:
+                next(one)
+            except StopIteration as end:
+                results.setdefault(number, end.value)
+    return [results[number] for number in range(len(runs))]
+
+
+def _steps(workload: Workload, run: Run, report: Report) -> Generator[None, None, Result]:
+    """One run: yields after each step."""
     transport = of()
     torch.manual_seed(run.seed)
     model = DistributedDataParallel(workload.model())
     handle = compress(model, run.codec, feedback=run.feedback)
-    if say is not None:
-        say(handle.summary())
+    report.started(handle.summary())
     optimizer = workload.optimizer(model)
     total = min(run.steps or 1 << 62, run.epochs * workload.steps(transport.size))
     # To zero over the run, so that the result is not the noise of the last few steps.
@@ -116,8 +134,8 @@ def train(workload: Workload, run: Run, progress: Progress | None = None, say: C
             schedule.step()
             done += 1
             tally.step(done, time.perf_counter() - start)
-            if progress is not None:
-                progress(done, total, loss.item())
+            report.step(done, total, loss.item())
+            yield
     stats, step_ms = tally.end()
     handle.remove()
     held_loss, accuracy = _evaluate(workload, model)
