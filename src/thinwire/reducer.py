@@ -7,6 +7,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from thinwire.codec.base import Codec
@@ -39,15 +41,24 @@ class Reducer:
         self._collective.all_reduce(x, shard.even(x.numel(), self.transport.size), op, lost)
 
     def all_reduce_uncompressed(self, x: torch.Tensor, op: Op = "mean") -> None:
-        """The same through torch's all-reduce, in any float type."""
+        """The same through torch's all-reduce."""
+        self.start_uncompressed(x, op)()
+
+    def start_uncompressed(self, x: torch.Tensor, op: Op = "mean") -> Callable[[], None]:
+        """Start it; what is returned waits for the end. Others may run meanwhile, so a small tensor costs no time of its own."""
         ranks = self.transport.size
         # What a ring moves: each rank sends 2 (N-1)/N of the tensor.
         moved = 2 * (ranks - 1) * x.numel() * x.element_size() // ranks
         self.recorder.add(elements_uncompressed=x.numel(), bytes_sent=moved, bytes_received=moved)
-        with self.recorder.timed("wire_seconds"):
-            self.transport.all_reduce_sum(x)
-        if op == "mean":
-            x.div_(ranks)
+        pending = self.transport.all_reduce_sum(x)
+
+        def finish() -> None:
+            with self.recorder.timed("wire_seconds"):
+                pending.wait()
+            if op == "mean":
+                x.div_(ranks)
+
+        return finish
 
     def reduce_scatter(self, output: torch.Tensor, x: torch.Tensor, op: Op = "mean") -> None:
         """``output`` (m,) gets this rank's shard of the mean or sum of ``x`` (ranks * m,)."""

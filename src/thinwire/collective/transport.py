@@ -100,10 +100,10 @@ class Transport:
         works = _Works(f"rank {self.rank}: all-to-all with rank {to} and rank {source}", [work])
         return _Landing(works, [] if receive is None else [(landed, receive)])
 
-    def all_reduce_sum(self, tensor: torch.Tensor) -> None:
-        """torch's own all-reduce, in place and uncompressed."""
-        group = self._bytes if tensor.device.type != "cpu" else self._control
-        dist.all_reduce(tensor, group=group)
+    def all_reduce_sum(self, tensor: torch.Tensor) -> Pending:
+        """Start torch's own all-reduce, in place and uncompressed, on the CPU."""
+        work = dist.all_reduce(tensor, group=self._control, async_op=True)
+        return _Works(f"rank {self.rank}: all-reduce of {tensor.numel()} elements", [work])
 
     def gather_bytes(self, data: bytes) -> list[bytes]:
         """What every rank gave, by rank; all give the same number of bytes. No pickle."""

@@ -180,12 +180,13 @@ class Handle:
         if residuals is not None:
             payload.add_(residuals.current(layout.names))
         exact = set_aside(payload, layout.exact)
+        finish = None if exact is None else self._reducer.start_uncompressed(exact)
         if residuals is None:
             self._reducer.all_reduce(payload, "mean")
         else:
             self._reduce_with_feedback(payload, layout.names, residuals)
-        if exact is not None:
-            self._reducer.all_reduce_uncompressed(exact)
+        if exact is not None and finish is not None:
+            finish()
             put_back(payload, layout.exact, exact)
 
     def _reduce_with_feedback(self, payload: torch.Tensor, names: tuple[str, ...], residuals: Residuals) -> None:
