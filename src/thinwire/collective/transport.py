@@ -74,8 +74,9 @@ class Transport:
     def exchange(
         self, send: torch.Tensor | None, to: int, receive: torch.Tensor | None, source: int
     ) -> Pending:  # fmt: skip
-        """Start sending bytes to one rank and receiving from another (ranks of this group); None sends nothing.
+        """Start sending bytes to one rank and receiving from another (ranks of this group); None moves nothing.
 
+        Every rank calls this equally often, since an all-to-all needs all of them.
         Both buffers belong to the exchange until it was waited for.
         """
         if self.style == "all_to_all":

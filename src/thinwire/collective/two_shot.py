@@ -115,8 +115,6 @@ class TwoShot:
         """Start one exchange; what arrives is for ``span`` of ``target``, and part of the sum of segment ``summand``."""
         count = span.stop - span.start
         receive = self._borrow(self.codec.wire_bytes(count)) if count else None
-        if send is None and receive is None:
-            return
 
         def finish() -> None:
             if receive is not None:
@@ -144,11 +142,19 @@ class TwoShot:
             self._finish_one()
 
     def _borrow(self, size: int) -> torch.Tensor:
-        free = self._buffers.get(size)
-        return free.pop() if free else torch.empty(size, dtype=torch.uint8)
+        """``size`` bytes, of a buffer that an earlier message had: fresh memory costs a page fault every 4 KiB."""
+        free = self._buffers.get(_capacity(size))
+        whole = free.pop() if free else torch.empty(_capacity(size), dtype=torch.uint8)
+        return whole[:size]
 
     def _return(self, buffer: torch.Tensor) -> None:
-        self._buffers.setdefault(buffer.numel(), deque()).append(buffer)
+        capacity = _capacity(buffer.numel())
+        self._buffers.setdefault(capacity, deque()).append(buffer.as_strided((capacity,), (1,)))
+
+
+def _capacity(size: int) -> int:
+    """A power of two, so that tensors of many sizes share a few buffers."""
+    return 1 << (size - 1).bit_length()
 
 
 class _At:
