@@ -91,6 +91,18 @@ def test_processes_that_start_together_share_an_empty_cache(tmp_path):
     assert len(list(tmp_path.rglob("*bf16_encode*.nbc"))) == 1
 
 
+def test_without_a_cache_folder_kernels_work_and_say_so():
+    scope: dict = {}
+    exec("def fill(out):\n    out[:] = 7\n", scope)  # code without a file has no place in a cache
+    with pytest.warns(RuntimeWarning, match="NUMBA_CACHE_DIR"):
+        kernel = jit.Kernel(scope["fill"], (jit.FLOATS,))
+    out = np.zeros(3, dtype=np.float32)
+    kernel(out)
+    assert (out == 7).all()
+    with pytest.raises(TypeError):
+        kernel(np.zeros(3))
+
+
 def test_fp16_on_a_processor_without_conversions(tmp_path):
     """The integer code that such a processor runs gives the reference's bytes."""
     program = (

@@ -12,6 +12,7 @@ import fcntl
 import hashlib
 import tempfile
 import threading
+import warnings
 from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any, Final
@@ -52,12 +53,22 @@ def _machine_lock(folder: Path) -> Generator[None]:
         yield
 
 
+def _dispatcher(function: Callable[..., Any]) -> tuple[Any, bool]:
+    """Numba's function, and whether it is cached: where no folder can be written, it works without, and says so."""
+    try:
+        return numba.njit(signature_or_function=function, cache=True, **_OPTIONS), True
+    except RuntimeError as error:
+        text = f"every process compiles kernels anew ({error}); set NUMBA_CACHE_DIR to a folder that can be written"
+        warnings.warn(text, RuntimeWarning, stacklevel=3)
+        return numba.njit(signature_or_function=function, **_OPTIONS), False
+
+
 class Kernel:
     """A function with one signature, compiled (or loaded from the cache) the first time it is called."""
 
     def __init__(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
         self.signature = types.none(*arguments)
-        self._dispatcher: Any = numba.njit(signature_or_function=function, cache=True, **_OPTIONS)
+        self._dispatcher, self._cached = _dispatcher(function)
         self._ready = False
 
     def __call__(self, *args: Any) -> Any:
@@ -70,9 +81,12 @@ class Kernel:
         with _process_lock:
             if self._ready:
                 return
-            cache = self._dispatcher._cache  # Numba has no public hook for the stamp
-            cache._cache_file._source_stamp = sources_stamp()
-            with _machine_lock(Path(cache.cache_path)):
+            if self._cached:
+                cache = self._dispatcher._cache  # Numba has no public hook for the stamp
+                cache._cache_file._source_stamp = sources_stamp()
+                with _machine_lock(Path(cache.cache_path)):
+                    self._dispatcher.compile(self.signature)
+            else:
                 self._dispatcher.compile(self.signature)
             # An argument of another type is a bug here; compiling for it would do so outside of the lock.
             self._dispatcher.disable_compile()
