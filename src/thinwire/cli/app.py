@@ -11,6 +11,7 @@ from rich.console import Console
 
 from thinwire._version import __version__
 from thinwire.cli import bench, train
+from thinwire.cli.launch import RunEnded
 from thinwire.cli.output import check_json, print_table, write_json
 from thinwire.codec import describe
 from thinwire.errors import ConfigError, DataError, ThinwireError
@@ -50,12 +51,15 @@ def codecs(
 
 
 def main() -> None:
-    """Run the command line. Exit code 2 and one line for a user's mistake, 1 for what went wrong later."""
+    """Run the command line. Exit code 2 and one line for a user's mistake, 1 for what went wrong later, 128 + n for signal n."""
     try:
         app()
     except (ConfigError, DataError) as error:
         _complain(error)
         sys.exit(2)
+    except RunEnded as error:
+        _complain(error)
+        sys.exit(error.exit_code)
     except ThinwireError as error:
         _complain(error)
         sys.exit(1)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -46,11 +48,25 @@ def _text(value: Any) -> str:
 
 def check_json(path: Path | None) -> None:
     """Raises ConfigError before any work if the JSON could not be written afterwards."""
-    if path is not None and (path.is_dir() or not path.parent.is_dir()):
-        raise ConfigError(f"--json {path} cannot be written; allowed: a file in a folder that exists")
+    if path is None:
+        return
+    if path.is_dir() or not path.parent.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise ConfigError(f"--json {path} cannot be written; allowed: a file in a folder that exists and can be written to")
 
 
 def write_json(path: Path | None, rows: Sequence[Row]) -> None:
-    """``{"rows": [...]}``, or nothing for None."""
-    if path is not None:
-        path.write_text(json.dumps({"rows": [dict(row) for row in rows]}, indent=1, allow_nan=False) + "\n")
+    """``{"rows": [...]}``, or nothing for None. JSON has no NaN and no infinity: null stands for them.
+
+    Raises ConfigError if the file cannot be written.
+    """
+    if path is None:
+        return
+    finite = [{key: _finite(value) for key, value in row.items()} for row in rows]
+    try:
+        path.write_text(json.dumps({"rows": finite}, indent=1, allow_nan=False) + "\n")
+    except OSError as error:
+        raise ConfigError(f"--json {path} cannot be written: {error.strerror}") from None
+
+
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value

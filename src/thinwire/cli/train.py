@@ -5,6 +5,9 @@ Outside of torchrun it starts local ranks itself, with torch's elastic launcher;
 
 from __future__ import annotations
 
+import dataclasses
+import importlib.util
+import math
 import os
 import sys
 from pathlib import Path
@@ -31,6 +34,32 @@ Lr = Annotated[float | None, typer.Option(help="Learning rate; the workload's de
 Batch = Annotated[int | None, typer.Option(help="Samples a rank and step; the workload's default if not given.")]
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
+    """What all workloads take. Raises ConfigError for anything that would stop the ranks later."""
+
+    ranks: int
+    epochs: int | None
+    seed: int
+    steps: int | None
+    threads: int | None
+    feedback: bool | None
+    json: Path | None
+
+    def __post_init__(self) -> None:
+        for name in ("ranks", "epochs", "steps", "threads"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"--{name} {value} is out of range; allowed: 1 or more")
+        if not -(1 << 63) <= self.seed < 1 << 63:
+            raise ConfigError(f"--seed {self.seed} is out of range; allowed: integers of 64 bits, -2^63 to 2^63 - 1")
+        # Rank 0 alone writes: other machines need no such folder.
+        if os.environ.get("RANK", "0") == "0":
+            check_json(self.json)
+        if importlib.util.find_spec("torch") is None:
+            raise ConfigError("thinwire train needs torch: pip install 'thinwire[torch]'")
+
+
 @app.command()
 def mnist(
     ranks: Ranks = 2,
@@ -47,7 +76,8 @@ def mnist(
     json: Json = None,
 ) -> None:
     """Handwritten digits, a convolutional network of 216,650 parameters, SGD with momentum."""
-    chosen = check(codec, ranks, epochs, steps, threads, json)
+    options = Options(ranks=ranks, epochs=epochs, seed=seed, steps=steps, threads=threads, feedback=feedback, json=json)
+    codecs = parse_codecs(codec)
     from thinwire.workloads import download as fetch
     from thinwire.workloads.mnist import Mnist, MnistConfig
 
@@ -55,7 +85,7 @@ def mnist(
         raise ConfigError("--data and --download together; allowed: one of them")
     folder = fetch.mnist() if download else data
     workload = Mnist(folder, MnistConfig(**_given(lr=lr, batch=batch)))
-    _go(workload, chosen, ranks, threads, epochs, seed, steps, feedback, json)
+    _go(workload, codecs, options)
 
 
 @app.command()
@@ -73,48 +103,53 @@ def gpt(
     json: Json = None,
 ) -> None:
     """Bytes of text, a transformer of 3.3 million parameters, AdamW. An epoch is 100 steps."""
-    chosen = check(codec, ranks, epochs, steps, threads, json)
+    options = Options(ranks=ranks, epochs=epochs, seed=seed, steps=steps, threads=threads, feedback=feedback, json=json)
+    codecs = parse_codecs(codec)
     from thinwire.workloads.gpt import GptConfig, GptWorkload
 
     workload = GptWorkload(data, GptConfig(**_given(lr=lr, batch=batch)))
-    _go(workload, chosen, ranks, threads, epochs, seed, steps, feedback, json)
+    _go(workload, codecs, options)
 
 
 def _given(**options: float | int | None) -> dict[str, Any]:
     for name, value in options.items():
-        if value is not None and value <= 0:
-            raise ConfigError(f"--{name} {value} is out of range; allowed: above 0")
+        if value is not None and not (value > 0 and math.isfinite(value)):
+            raise ConfigError(f"--{name} {value} is out of range; allowed: above 0, finite")
     return {name: value for name, value in options.items() if value is not None}
 
 
-def check(
-    codec: str, ranks: int, epochs: int | None, steps: int | None, threads: int | None, json: Path | None
-) -> list[Codec]:  # fmt: skip
-    """The codecs. Raises ConfigError for anything that would stop the ranks later."""
-    for name, value in (("ranks", ranks), ("epochs", epochs), ("steps", steps), ("threads", threads)):
-        if value is not None and value < 1:
-            raise ConfigError(f"--{name} {value} is out of range; allowed: 1 or more")
-    check_json(json)
-    names = [name.strip() for name in codec.split(",") if name.strip()]
-    if not names or len(set(names)) < len(names):
-        raise ConfigError(f"--codec {codec!r} is empty or names a codec twice; allowed: names separated by commas")
-    return [resolve(name) for name in names]
+def parse_codecs(names: str) -> list[Codec]:
+    """The codecs of a comma-separated list. Raises ConfigError if one is unknown or named twice, or there is none."""
+    parts = [name.strip() for name in names.split(",") if name.strip()]
+    if not parts or len(set(parts)) < len(parts):
+        raise ConfigError(f"--codec {names!r} is empty or names a codec twice; allowed: names separated by commas")
+    return [resolve(name) for name in parts]
 
 
-def _go(
-    workload: object, codecs: list[Codec], ranks: int, threads: int | None, epochs: int | None, seed: int,
-    steps: int | None, feedback: bool | None, json: Path | None,
-) -> None:  # fmt: skip
-    if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
+def _go(workload: object, codecs: list[Codec], options: Options) -> None:
+    if not _is_rank():
         from thinwire.cli.launch import launch
 
-        launch(sys.argv[1:], ranks, threads)
+        launch(sys.argv[1:], options.ranks, options.threads)
         return
     from thinwire.cli.train_rank import run_rank
     from thinwire.workloads.base import Workload
     from thinwire.workloads.loop import Run
 
     assert isinstance(workload, Workload)
-    epochs = epochs or workload.epochs
-    runs = [Run(codec=one, epochs=epochs, seed=seed, steps=steps, feedback=feedback) for one in codecs]
-    run_rank(workload, runs, threads, json)
+    epochs, seed, steps = options.epochs or workload.epochs, options.seed, options.steps
+    runs = [Run(codec=one, epochs=epochs, seed=seed, steps=steps, feedback=options.feedback) for one in codecs]
+    run_rank(workload, runs, options.threads, options.json)
+
+
+def _is_rank() -> bool:
+    """Whether torchrun started this process. Raises ConfigError if its variables are there in part only."""
+    if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
+        return False
+    for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"):
+        value = os.environ.get(name, "")
+        if not value.isdecimal():
+            raise ConfigError(f"{name}={value!r} while RANK and WORLD_SIZE are set; allowed: a number, as torchrun sets it")
+    if not os.environ.get("MASTER_ADDR"):
+        raise ConfigError("MASTER_ADDR is not set but RANK and WORLD_SIZE are; allowed: the address that torchrun sets")
+    return True

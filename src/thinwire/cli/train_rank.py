@@ -42,7 +42,7 @@ def run_rank(workload: Workload, runs: list[Run], threads: int | None, json: Pat
         if not first:
             train(workload, runs)
             return
-        print(_heading(workload, runs[0], dist.get_world_size()), flush=True)
+        print(_heading(workload, runs, dist.get_world_size()), flush=True)
         with _reports([run.codec.name for run in runs], workload.steps(dist.get_world_size())) as reports:
             results = train(workload, runs, reports)
         rows = _rows(results)
@@ -52,9 +52,11 @@ def run_rank(workload: Workload, runs: list[Run], threads: int | None, json: Pat
         dist.destroy_process_group()
 
 
-def _heading(workload: Workload, run: Run, ranks: int) -> str:
+def _heading(workload: Workload, runs: list[Run], ranks: int) -> str:
+    run, names = runs[0], ", ".join(one.codec.name for one in runs)
     length = f"{run.epochs} epochs" if run.steps is None else f"at most {run.steps} steps"
-    return f"{workload.name}: {ranks} ranks, {length}, seed {run.seed}; {workload.data}"
+    size = f"{ranks} ranks, {torch.get_num_threads()} thread(s) each"
+    return f"{workload.name}: {size}, {length}, seed {run.seed}, each with {names}; {workload.data}"
 
 
 class _Lines(Report):

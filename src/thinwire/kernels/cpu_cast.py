@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from thinwire.kernels.cpu_tile import half_to_float, load_tile
+from thinwire.kernels.cpu_tile import bf16_to_float, half_to_float, load_tile, lost
 from thinwire.kernels.jit import BOOL, BYTES, FLOATS, INT, READ_BYTES, inline, kernel
 from thinwire.kernels.layout import BF16_MAX, BF16_NAN, F16_BELOW_TOP, F16_TOP, TILE
-from thinwire.kernels.simd_cast import LANES, add_from_half, converts_half, set_from_half, to_half
+from thinwire.kernels.simd_cast import LANES, add_from_bf16, add_from_half, converts_half, set_from_half, to_bf16, to_half
 from thinwire.kernels.simd_int import largest_key_128
 
 _CONVERTS = converts_half()
@@ -38,45 +38,49 @@ def _half(pattern: Any, shifted: Any, limit: Any) -> Any:
 
 
 @inline
-def _deliver(values: Any, out: Any, add: bool) -> None:
-    if add:
-        for i in range(out.size):
-            out[i] += values[i]
-    else:
-        for i in range(out.size):
-            out[i] = values[i]
+def _to_bf16(patterns: Any, stored: Any) -> None:
+    done = 0
+    while done + LANES <= stored.size:
+        to_bf16(patterns, done, stored, done)
+        done += LANES
+    for i in range(done, stored.size):
+        stored[i] = np.uint16(_bf16(patterns[i]))
+
+
+@inline
+def _add_bf16(stored: Any, out: Any, scratch: Any) -> None:
+    done = 0
+    while done + LANES <= stored.size:
+        add_from_bf16(stored, done, out, done)
+        done += LANES
+    bf16_to_float(stored[done:], scratch[: stored.size - done])
+    for i in range(done, stored.size):
+        out[i] += scratch[i - done]
 
 
 @kernel(READ_BYTES, INT, BYTES, INT, INT, FLOATS)
 def bf16_encode(x: Any, kind: int, wire: Any, start: int, stop: int, error: Any) -> None:
     """Encode elements [start, stop) of a row. ``error`` may be empty."""
-    scratch = np.empty(TILE, np.uint32)
-    wide = np.empty(TILE, np.uint32)
+    scratch, values = np.empty(TILE, np.uint32), np.empty(TILE, np.float32)
     for at in range(start, stop, TILE):
         end = min(at + TILE, stop)
         tile = load_tile(x, kind, at, end, scratch)
-        patterns = tile.view(np.uint32)
         stored = wire[2 * at : 2 * end].view(np.uint16)
-        for i in range(patterns.size):
-            stored[i] = np.uint16(_bf16(patterns[i]))
+        _to_bf16(tile.view(np.uint32), stored)
         if error.size:
-            lost, values = error[at:end], wide[: end - at].view(np.float32)
-            for i in range(stored.size):
-                wide[i] = np.uint32(stored[i]) << np.uint32(16)
-            for i in range(lost.size):
-                lost[i] = tile[i] - values[i]
+            bf16_to_float(stored, values[: end - at])
+            lost(tile, values, error, at)
 
 
 @kernel(READ_BYTES, FLOATS, INT, INT, BOOL)
 def bf16_decode(wire: Any, out: Any, start: int, stop: int, add: bool) -> None:
     """Decode elements [start, stop) of a row, or add them to ``out``."""
-    wide = np.empty(TILE, np.uint32)
-    for at in range(start, stop, TILE):
-        end = min(at + TILE, stop)
-        stored = wire[2 * at : 2 * end].view(np.uint16)
-        for i in range(stored.size):
-            wide[i] = np.uint32(stored[i]) << np.uint32(16)
-        _deliver(wide[: end - at].view(np.float32), out[at:end], add)
+    scratch = np.empty(LANES, np.float32)
+    stored, target = wire[2 * start : 2 * stop].view(np.uint16), out[start:stop]
+    if add:
+        _add_bf16(stored, target, scratch)
+    else:
+        bf16_to_float(stored, target)
 
 
 @inline
@@ -159,9 +163,7 @@ def f16_encode(x: Any, kind: int, wire: Any, n: int, start: int, stop: int, bloc
                 _to_half(tile, first, last, one, two, limit, stored, pair)
         if error.size:
             _f16_tile(stored, scales, at, block, values[: end - at], False, spare)
-            lost = error[at:end]
-            for i in range(lost.size):
-                lost[i] = tile[i] - values[i]
+            lost(tile, values, error, at)
 
 
 @inline

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from thinwire.kernels import layout
-from thinwire.kernels.cpu_tile import load_tile, pack_tile, unpack_tile
+from thinwire.kernels.cpu_tile import load_tile, lost, pack_tile, unpack_tile
 from thinwire.kernels.jit import BOOL, BYTES, FLOATS, INT, READ_BYTES, inline, kernel
 from thinwire.kernels.layout import BF16_MAX, BF16_MIN_NORMAL, BF16_NAN, GROUP, LOG_NONFINITE, LOG_SIGN, LOG_ZERO, TILE
 from thinwire.kernels.simd_int import (
@@ -147,13 +147,6 @@ def _accumulate(codes: Any, at: int, end: int, scale: Any, half: Any, out: Any) 
         out[i] += np.float32(np.int32(codes[i]) - half) * scale
 
 
-@inline
-def _lost(tile: Any, codes: Any, at: int, end: int, scale: Any, half: Any, error: Any) -> None:
-    source, part, target = tile[at:end], codes[at:end], error[at:end]
-    for i in range(target.size):
-        target[i] = source[i] - np.float32(np.int32(part[i]) - half) * scale
-
-
 @kernel(READ_BYTES, INT, BYTES, INT, INT, INT, INT, INT, BOOL, FLOATS, FLOATS)
 def int_encode(
     x: Any, kind: int, wire: Any, n: int, start: int, stop: int, bits: int, block: int, log_scale: bool,
@@ -168,7 +161,7 @@ def int_encode(
     groups = wire[:head].view(np.uint16)
     packed = wire[body:]
     scratch = np.empty(size, np.uint32)
-    buffer = np.empty(size, np.uint8)
+    buffer, values = np.empty(size, np.uint8), np.empty(size, np.float32)
     keys_buffer = np.empty(size // block, np.uint32)
     scales_buffer = np.empty(size // block, np.float32)
     for at in range(start, stop, size):
@@ -205,7 +198,8 @@ def int_encode(
             pack_tile(buffer, end - at, bits, packed, at, n)
         if error.size:
             for i in range(count):
-                _lost(tile, codes, i * block, min((i + 1) * block, end - at), scales[i], half, error[at:end])
+                _dequantize(codes, i * block, min((i + 1) * block, end - at), scales[i], half, values)
+            lost(tile, values, error, at)
 
 
 @inline

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from thinwire.kernels.cpu_tile import F32_KIND, load_tile, pack_tile, unpack_tile
+from thinwire.kernels.cpu_tile import F32_KIND, load_tile, lost, pack_tile, unpack_tile
 from thinwire.kernels.jit import BOOL, BYTES, FLOATS, INT, READ_BYTES, inline, kernel
 from thinwire.kernels.layout import TILE
 from thinwire.kernels.simd import VECTOR
@@ -144,12 +144,6 @@ def _add_tile(codes: Any, bounds: Any, at: int, block: int, levels: Any, out: An
             i += 1
 
 
-@inline
-def _lost(tile: Any, values: Any, error: Any) -> None:
-    for i in range(error.size):
-        error[i] = tile[i] - values[i]
-
-
 @kernel(READ_BYTES, INT, BYTES, INT, INT, INT, INT, INT, FLOATS)
 def minmax_encode(x: Any, kind: int, wire: Any, n: int, start: int, stop: int, bits: int, block: int, error: Any) -> None:
     """Encode elements [start, stop) of a row; ``start`` is a multiple of the tile. ``error`` may be empty.
@@ -162,8 +156,11 @@ def minmax_encode(x: Any, kind: int, wire: Any, n: int, start: int, stop: int, b
     packed = wire[8 * count_all :]
     scratch, values = np.empty(TILE, np.uint32), np.empty(TILE, np.float32)
     buffer = np.empty(TILE, np.uint8)
-    for at in range(start, stop, TILE):
-        end = min(at + TILE, stop)
+    # Without buffers in between, one pass over all saves the views of each tile.
+    direct = kind == F32_KIND and bits >= 8 and error.size == 0
+    size = max(TILE, stop - start) if direct else TILE
+    for at in range(start, stop, size):
+        end = min(at + size, stop)
         tile = load_tile(x, kind, at, end, scratch)
         back = values[: end - at]
         if bits == 16:
@@ -179,7 +176,7 @@ def minmax_encode(x: Any, kind: int, wire: Any, n: int, start: int, stop: int, b
             if bits < 8:
                 pack_tile(buffer, end - at, bits, packed, at, n)
         if error.size:
-            _lost(tile, back, error[at:end])
+            lost(tile, back, error, at)
 
 
 @kernel(READ_BYTES, FLOATS, INT, INT, INT, INT, BOOL)
@@ -191,8 +188,9 @@ def minmax_decode(wire: Any, out: Any, start: int, stop: int, bits: int, block: 
     bounds = wire[: 8 * count_all].view(np.float32)
     packed = wire[8 * count_all :]
     buffer = np.empty(TILE, np.uint8)
-    for at in range(start, stop, TILE):
-        end = min(at + TILE, stop)
+    size = max(TILE, stop - start) if bits >= 8 else TILE
+    for at in range(start, stop, size):
+        end = min(at + size, stop)
         target = out[at:end]
         if bits == 16:
             halves = packed[2 * at : 2 * end].view(np.uint16)

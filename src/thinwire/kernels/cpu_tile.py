@@ -14,22 +14,40 @@ import numpy as np
 
 from thinwire.kernels.jit import inline
 from thinwire.kernels.layout import UNIT
+from thinwire.kernels.simd_cast import LANES, converts_half, set_from_bf16, set_from_half, subtract
 from thinwire.kernels.simd_int import or_unit_1, or_unit_2, or_unit_4, pack_unit_1, pack_unit_2, pack_unit_4
 
 F32_KIND, F16_KIND, BF16_KIND = 0, 1, 2
+_CONVERTS = converts_half()
 
 
 @inline
 def half_to_float(half: Any, target: Any) -> None:
     """IEEE half bits -> fp32 bits (``target`` is a uint32 view); the multiplication also normalizes subnormals."""
     bits = target.view(np.float32)
-    for i in range(half.size):
+    done = 0
+    if _CONVERTS:
+        while done + LANES <= half.size:
+            set_from_half(half, done, np.float32(1), bits, done)
+            done += LANES
+    for i in range(done, half.size):
         target[i] = (np.uint32(half[i]) & np.uint32(0x7FFF)) << np.uint32(13)
-    for i in range(half.size):
+    for i in range(done, half.size):
         bits[i] = bits[i] * np.float32(2.0**112)
-    for i in range(half.size):
+    for i in range(done, half.size):
         special = np.uint32(0x7F800000) if (half[i] & np.uint16(0x7C00)) == np.uint16(0x7C00) else np.uint32(0)
         target[i] |= special | ((np.uint32(half[i]) & np.uint32(0x8000)) << np.uint32(16))
+
+
+@inline
+def bf16_to_float(stored: Any, out: Any) -> None:
+    """bf16 bits -> fp32."""
+    done, wide = 0, out.view(np.uint32)
+    while done + LANES <= stored.size:
+        set_from_bf16(stored, done, out, done)
+        done += LANES
+    for i in range(done, stored.size):
+        wide[i] = np.uint32(stored[i]) << np.uint32(16)
 
 
 @inline
@@ -42,9 +60,19 @@ def load_tile(x: Any, kind: int, start: int, stop: int, scratch: Any) -> Any:
     if kind == F16_KIND:
         half_to_float(half, target)
     else:
-        for i in range(half.size):
-            target[i] = np.uint32(half[i]) << np.uint32(16)
+        bf16_to_float(half, target.view(np.float32))
     return target.view(np.float32)
+
+
+@inline
+def lost(tile: Any, values: Any, error: Any, at: int) -> None:
+    """What the wire lost, ``tile - values``, to ``error`` from element ``at`` on."""
+    done = 0
+    while done + LANES <= tile.size:
+        subtract(tile, done, values, error, at + done)
+        done += LANES
+    for i in range(done, tile.size):
+        error[at + i] = tile[i] - values[i]
 
 
 @inline

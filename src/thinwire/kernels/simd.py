@@ -14,6 +14,8 @@ from numba.core import cgutils
 from thinwire.kernels.layout import TILE
 
 VECTOR = 16
+LINE = 64
+"""Bytes of a cache line; where it is longer, some lines are asked for twice."""
 I8, I16, I32, I64 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64)
 F32, F64 = ir.FloatType(), ir.DoubleType()
 _BYTES = {I8: 1, I16: 2, I32: 4, F32: 4, F64: 8, I64: 8}
@@ -77,10 +79,15 @@ class Emitter:
         integers = self.b.bitcast(total, ir.VectorType(width, value.type.count))
         return self.b.sub(integers, self.constant(width, pattern, value.type.count))
 
-    def prefetch_next_tile(self, pointer: Any, offset: int) -> None:
-        """Ask for the cache line that the next tile has at this place; past the end of memory it does nothing."""
+    def prefetch_next_tile(self, pointer: Any, element: Any, offset: int, write: bool = False) -> None:
+        """Ask for the cache line that the next tile has at this place; past the end of memory it does nothing.
+
+        With ``write`` the line comes as this core's own: a store that must ask for its line holds up all stores behind it.
+        """
+        if offset % (LINE // _BYTES[element]):
+            return  # it was asked for at a lower offset
         ahead = self.b.gep(pointer, [ir.Constant(I64, offset + TILE)])
         address = self.b.bitcast(ahead, I8.as_pointer())
         kind = ir.FunctionType(ir.VoidType(), [address.type, I32, I32, I32])
         function = self.b.module.declare_intrinsic("llvm.prefetch", [address.type], kind)
-        self.b.call(function, [address, *(ir.Constant(I32, value) for value in (0, 2, 1))])
+        self.b.call(function, [address, *(ir.Constant(I32, value) for value in (int(write), 2, 1))])

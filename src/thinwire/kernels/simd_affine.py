@@ -42,7 +42,7 @@ def widen_range(typingctx: Any, x: Any, at: Any, extremes: Any) -> Any:
         source, target = e.pointer(0, args[1], I32), e.pointer(2, ir.Constant(I64, 0), I32)
         highest, lowest = e.load(target, I32, VECTOR), e.load(target, I32, VECTOR, VECTOR)
         for k in range(0, LONG, VECTOR):
-            e.prefetch_next_tile(source, k)
+            e.prefetch_next_tile(source, I32, k)
             key = _order(e, e.load(source, I32, VECTOR, k))
             highest, lowest = e.binary("smax", highest, key), e.binary("smin", lowest, key)
         e.store(highest, target, I32)
@@ -82,7 +82,8 @@ def to_codes(typingctx: Any, x: Any, at: Any, low: Any, factor: Any, codes: Any,
         source, target = e.pointer(0, args[1], F32), e.pointer(4, args[5], element)
         low, factor = e.splat(args[2], VECTOR), e.splat(args[3], VECTOR)
         for k in range(0, LANES, VECTOR):
-            e.prefetch_next_tile(source, k)
+            e.prefetch_next_tile(source, F32, k)
+            e.prefetch_next_tile(target, element, k, write=True)
             value = b.fpext(e.load(source, F32, VECTOR, k), WIDE)
             steps = e.nearest(b.fmul(b.fsub(value, low), factor))
             e.store(b.trunc(steps, ir.VectorType(element, VECTOR)), target, element, k)
@@ -102,6 +103,7 @@ def _make_from_codes(add: bool) -> Any:
             source, target = e.pointer(0, args[1], element), e.pointer(4, args[5], F32)
             low, step = e.splat(args[2], VECTOR), e.splat(args[3], VECTOR)
             for k in range(0, LANES, VECTOR):
+                e.prefetch_next_tile(target, F32, k, write=True)
                 wide = b.zext(e.load(source, element, VECTOR, k), ir.VectorType(I32, VECTOR))
                 value = b.fadd(low, b.fmul(b.sitofp(wide, WIDE), step))
                 value = b.fptrunc(value, ir.VectorType(F32, VECTOR))

@@ -110,7 +110,7 @@ def _quantize_lanes(e: Emitter, source: Any, target: Any, lanes: int, factor: An
     zero = e.constant(I32, 0, VECTOR)
     top = b.sub(b.add(offset, offset), e.constant(I32, 1, VECTOR))
     for k in range(0, lanes, VECTOR):
-        e.prefetch_next_tile(source, k)
+        e.prefetch_next_tile(source, F32, k)
         codes = b.add(e.nearest(b.fmul(e.load(source, F32, VECTOR, k), factor)), offset)
         codes = e.binary("smax", e.binary("smin", codes, top), zero)
         e.store(b.trunc(codes, ir.VectorType(I8, VECTOR)), target, I8, k)
@@ -124,6 +124,8 @@ def _make_quantize(lanes: int) -> Any:
         def code(context: Any, builder: Any, sig: Any, args: Any) -> Any:
             e = Emitter(context, builder, sig, args)
             source, target = e.pointer(0, args[1], F32), e.pointer(4, args[5], I8)
+            for k in range(0, lanes, VECTOR):
+                e.prefetch_next_tile(target, I8, k, write=True)
             _quantize_lanes(e, source, target, lanes, e.splat(args[2], VECTOR), e.splat(args[3], VECTOR))
             return context.get_dummy_value()
 
@@ -166,6 +168,7 @@ def _make_dequantize(lanes: int, add: bool) -> Any:
             source, target = e.pointer(0, args[1], I8), e.pointer(4, args[5], F32)
             factor, offset = e.splat(args[2], VECTOR), e.splat(args[3], VECTOR)
             for k in range(0, lanes, VECTOR):
+                e.prefetch_next_tile(target, F32, k, write=True)
                 value = _values(e, source, k, offset, factor)
                 value = builder.fadd(e.load(target, F32, VECTOR, k), value) if add else value
                 e.store(value, target, F32, k)

@@ -114,7 +114,7 @@ class GptWorkload(Workload):
     def held_out(self, rank: int, ranks: int) -> Iterable[Batch]:
         last = len(self._validation) - self.config.context - 1
         starts = torch.linspace(0, last, _VALIDATION_WINDOWS).long()[rank::ranks]
-        return [self._windows(self._validation, part) for part in starts.split(self.config.batch)]
+        return [self._windows(self._validation, part) for part in starts.split(self.config.batch) if len(part)]
 
     def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         return functional.cross_entropy(outputs.flatten(0, -2), targets.flatten())

@@ -44,6 +44,8 @@ class Result:
     bits_per_element: float
     """Payload bits sent, by 2(N-1)/N of the gradient elements: both legs, uncompressed parameters included."""
     ranks: int
+    epochs: int
+    """As asked for; ``steps`` says how many were trained."""
     steps: int
     seed: int
     wire_bytes_per_step: float
@@ -145,6 +147,7 @@ def _steps(workload: Workload, run: Run, report: Report) -> Generator[None, None
         codec=run.codec.name,
         bits_per_element=_bits(stats, elements, transport.size, run.codec),
         ranks=transport.size,
+        epochs=run.epochs,
         steps=done,
         seed=run.seed,
         wire_bytes_per_step=stats.bytes_sent / max(stats.steps, 1),

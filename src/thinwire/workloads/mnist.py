@@ -65,7 +65,7 @@ class Mnist(Workload):
 
     def held_out(self, rank: int, ranks: int) -> Iterable[Batch]:
         inputs, targets = self._test.inputs[rank::ranks], self._test.targets[rank::ranks]
-        return [Batch(x, y) for x, y in zip(inputs.split(500), targets.split(500), strict=True)]
+        return [Batch(x, y) for x, y in zip(inputs.split(500), targets.split(500), strict=True) if len(y)]
 
     def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         return functional.cross_entropy(outputs, targets)
