@@ -26,6 +26,7 @@ from thinwire.kernels.simd_affine import (
 
 _INF_KEY = np.int32(0x7F800000)
 _MINUS_INF_KEY = np.int32(-0x7F800001)
+_STREAMS = 4
 
 
 @inline
@@ -49,6 +50,20 @@ def _range(patterns: Any, at: int, end: int, bounds: Any, index: int) -> None:
         bounds[index] = bounds[index + 1] = np.float32(np.nan)
 
 
+@inline
+def _widen(patterns: Any, extremes: Any) -> int:
+    """Take whole LONGs into ``extremes``, from several places at once, which a core loads faster; returns their elements."""
+    apart = patterns.size // (_STREAMS * LONG) * LONG
+    for at in range(0, apart, LONG):
+        for stream in range(_STREAMS):
+            widen_range(patterns, stream * apart + at, extremes)
+    done = _STREAMS * apart
+    while done + LONG <= patterns.size:
+        widen_range(patterns, done, extremes)
+        done += LONG
+    return done
+
+
 @kernel(READ_BYTES, INT, INT, INT, FLOATS)
 def minmax_range(x: Any, kind: int, start: int, stop: int, bounds: Any) -> None:
     """Smallest and largest of elements [start, stop) of a row to ``bounds`` (2,); NaN twice if one is not finite."""
@@ -60,10 +75,7 @@ def minmax_range(x: Any, kind: int, start: int, stop: int, bounds: Any) -> None:
     size = max(TILE, stop - start) if kind == F32_KIND else TILE
     for at in range(start, stop, size):
         patterns = load_tile(x, kind, at, min(at + size, stop), scratch).view(np.int32)
-        done = 0
-        while done + LONG <= patterns.size:
-            widen_range(patterns, done, extremes)
-            done += LONG
+        done = _widen(patterns, extremes)
         if done < patterns.size:
             _range(patterns, done, patterns.size, part, 0)
             _join(bounds, part[0], part[1])

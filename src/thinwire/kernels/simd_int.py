@@ -197,6 +197,8 @@ def _make_pack_unit(width: int) -> Any:
             source, target = e.pointer(0, args[1], I8), e.pointer(3, args[4], I8)
             down, mask = e.splat(builder.trunc(args[2], I8), size), e.constant(I8, (1 << width) - 1, size)
             packed = None
+            for k in range(0, size, VECTOR):
+                e.prefetch_next_tile(target, I8, k, write=True)
             for slot in range(8 // width):
                 piece = builder.and_(builder.lshr(e.load(source, I8, size, slot * size), down), mask)
                 piece = builder.shl(piece, e.constant(I8, slot * width, size))
