@@ -128,7 +128,6 @@ def test_fp16_on_a_processor_without_conversions(tmp_path):
     assert done.stdout == "equal\n", done.stderr
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
 @pytest.mark.usefixtures("threads")
 def test_a_forked_child_has_threads_of_its_own():
     set_num_threads(2)
