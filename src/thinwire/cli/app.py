@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from thinwire._version import __version__
-from thinwire.cli import bench, train
+from thinwire.cli import bench, lab, train
 from thinwire.cli.launch import RunEnded
 from thinwire.cli.output import check_json, print_table, write_json
 from thinwire.codec import describe
@@ -24,6 +24,7 @@ app = typer.Typer(
 )
 app.add_typer(train.app, name="train")
 app.add_typer(bench.app, name="bench")
+app.add_typer(lab.app, name="lab")
 
 
 def _version(value: bool) -> None:

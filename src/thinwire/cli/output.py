@@ -17,10 +17,10 @@ from thinwire.errors import ConfigError
 Row = Mapping[str, Any]
 
 
-def console() -> Console:
-    """Standard output; where that is no terminal, wide enough that no table is cut."""
-    made = Console(highlight=False)
-    return made if made.is_terminal else Console(highlight=False, width=140)
+def console(stderr: bool = False) -> Console:
+    """Standard output or error; where that is no terminal, wide enough that no table is cut."""
+    made = Console(highlight=False, stderr=stderr)
+    return made if made.is_terminal else Console(highlight=False, width=140, stderr=stderr)
 
 
 def print_table(rows: Sequence[Row], columns: Mapping[str, str], title: str | None = None) -> None:
