@@ -38,7 +38,14 @@ class Reducer:
                 lost.zero_()
             return
         self.recorder.add(elements_compressed=x.numel())
-        self._collective.all_reduce(x, shard.even(x.numel(), self.transport.size), op, lost)
+        self._collective.all_reduce(x, self.shards(x.numel()), op, lost)
+
+    def shards(self, n: int, size: int | None = None) -> shard.Shards:
+        """How a tensor of ``n`` elements is cut for this network, into shards of ``size`` or nearly equal ones."""
+        ranks, link = self.transport.size, self.transport.link
+        size = shard.even_size(n, ranks) if size is None else size
+        bits = self.codec.bits_per_element(shard.SEGMENT)
+        return shard.paced(n, ranks, size, bits, link.rate, link.round_trip)
 
     def all_reduce_uncompressed(self, x: torch.Tensor, op: Op = "mean") -> None:
         """The same through torch's all-reduce."""
@@ -63,11 +70,11 @@ class Reducer:
     def reduce_scatter(self, output: torch.Tensor, x: torch.Tensor, op: Op = "mean") -> None:
         """``output`` (m,) gets this rank's shard of the mean or sum of ``x`` (ranks * m,)."""
         self.recorder.add(elements_compressed=x.numel())
-        self._collective.reduce_scatter(output, x, shard.exact(output.numel(), self.transport.size), op)
+        self._collective.reduce_scatter(output, x, self.shards(x.numel(), output.numel()), op)
 
     def all_gather(self, output: torch.Tensor, x: torch.Tensor) -> None:
         """``output`` (ranks * m,) gets every rank's ``x`` (m,), quantized once, the same bits on all ranks."""
-        shards = shard.exact(x.numel(), self.transport.size)
+        shards = self.shards(output.numel(), x.numel())
         output[shards.size * self.transport.rank :][: shards.size].copy_(x)
         self.recorder.add(elements_compressed=output.numel())
         self._collective.all_gather(output, shards)

@@ -13,7 +13,7 @@ from thinwire.collective import shard
 from thinwire.collective.transport import Transport, of
 from thinwire.reducer import Reducer
 
-from .oracle import all_reduced, roundtrip, summed, tensor_of
+from thinwire.bench.oracle import all_reduced, roundtrip, summed, tensor_of
 
 CODECS = ["int8", "int4", "int3", "bf16", "fp16", "minmax8", "minmax4"]
 SIZES = [0, 1, 129, 5001, 70_001]
@@ -79,7 +79,7 @@ def _one_size(rank: int, ranks: int, transport: Transport, n: int) -> list[str]:
     return wrong
 
 
-@pytest.mark.parametrize("style", ["pairs", "all_to_all"])
+@pytest.mark.parametrize("style", ["sockets", "all_to_all"])
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_segments_errors_and_bytes(ranks, style):
     assert real.run(_segments, ranks, ranks, style) == [[]] * ranks

@@ -15,7 +15,7 @@ import thinwire as tw
 from thinwire.training.bucket import layout_of
 from thinwire.workloads.loop import replicas_identical
 
-from ..collective.oracle import all_reduced
+from thinwire.bench.oracle import all_reduced
 
 
 def network(seed: int = 0) -> nn.Module:

@@ -1,15 +1,21 @@
-"""Which elements of a flat tensor belong to which rank, and in which segments they travel. Arithmetic only."""
+"""Which elements of a flat tensor belong to which rank, and in which segments and at what pace they travel. Arithmetic only."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Final
 
 SHARD_ALIGN: Final = 128
 """Shards start at multiples of this, so that blocks do not straddle them for nothing."""
 
 SEGMENT: Final = 1 << 19
-"""Elements of a shard that are one message: small enough to overlap, large enough that its cost is its bytes."""
+"""Elements of a message, where nothing else is said."""
+
+_LEAST, _MOST = 1 << 17, 1 << 20
+_ALIGN: Final = 1 << 14
+_LONG_HAUL: Final = 0.01
+_LONG_HAUL_RATE: Final = 1.5e8
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -20,6 +26,10 @@ class Shards:
     ranks: int
     size: int
     segment: int = SEGMENT
+    behind: int = 1
+    """How many segments the second shot is behind the first."""
+    in_flight: int = 3
+    """Exchanges under way at once."""
 
     @property
     def segments(self) -> int:
@@ -33,12 +43,25 @@ class Shards:
         return slice(start, max(start, stop))
 
 
+def paced(n: int, ranks: int, size: int, bits: float, rate: float, round_trip: float) -> Shards:
+    """Shards of ``size`` elements for codes of ``bits`` an element over ``rate`` bytes/s with ``round_trip`` seconds.
+
+    Four segments a shard hide all but a fifth of encoding and decoding behind the wire; more cost more than they hide. What
+    they are depends on nothing but ``size``, so that the result does not either. What is under way must fill the link for a
+    round trip.
+    """
+    segment = min(max(-(-size // (4 * _ALIGN)) * _ALIGN, _LEAST), _MOST)
+    # A long round trip hides the rate from a short probe, and to have too much under way costs only buffers.
+    filling = round_trip * (max(rate, _LONG_HAUL_RATE) if round_trip > _LONG_HAUL else min(rate, 1e10))
+    ahead = math.ceil(filling / (segment * bits / 8))
+    return Shards(n=n, ranks=ranks, size=size, segment=segment, behind=1 + ahead, in_flight=3 + 2 * ahead)
+
+
+def even_size(n: int, ranks: int) -> int:
+    """Elements of aligned shards of nearly equal size."""
+    return -(-n // (ranks * SHARD_ALIGN)) * SHARD_ALIGN
+
+
 def even(n: int, ranks: int, segment: int = SEGMENT) -> Shards:
     """Shards of aligned, nearly equal size."""
-    size = -(-n // (ranks * SHARD_ALIGN)) * SHARD_ALIGN
-    return Shards(n=n, ranks=ranks, size=size, segment=segment)
-
-
-def exact(size: int, ranks: int, segment: int = SEGMENT) -> Shards:
-    """Shards of exactly ``size`` elements each."""
-    return Shards(n=size * ranks, ranks=ranks, size=size, segment=segment)
+    return Shards(n=n, ranks=ranks, size=even_size(n, ranks), segment=segment)

@@ -1,25 +1,50 @@
 """Bytes between ranks: the only place that calls torch.distributed.
 
-thinwire talks on process groups of its own, so that its messages never mix with those of the training script. On gloo a
-step is a pair of point-to-point messages, one each way, since gloo's own all-to-all is half duplex; on NCCL it is one
-all-to-all of bytes.
+thinwire talks on process groups and connections of its own, so that its messages never mix with those of the training script. On
+the CPU a step is a pair of messages on TCP connections (sockets.py), one each way, since gloo's own all-to-all is half duplex; on
+NCCL it is one all-to-all of bytes. Agreements, and all-reduces without compression, are gloo's.
 """
 
 from __future__ import annotations
 
+import atexit
+import dataclasses
+import gc
+import math
+import os
+import struct
+import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
+from thinwire.collective.sockets import Connections, Listener, Outgoing, local_address
 from thinwire.errors import ConfigError, TransportError
 
 Group = Any
 """A torch.distributed process group, or None for the default one."""
 
 _transports: Final[weakref.WeakKeyDictionary[Any, Transport]] = weakref.WeakKeyDictionary()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Link:
+    """What the probe found between neighbouring ranks, the worst of all: bytes/s each way at once, and seconds."""
+
+    rate: float
+    round_trip: float
+
+
+MAX_STREAMS: Final = 64
+PINGS: Final = 4
+LEAST_PROBE, MOST_PROBE = 1 << 16, 1 << 22
+LONG_ENOUGH: Final = 0.02
+LONG_ROUND_TRIP: Final = 0.01
+_TRADES: Final = 4
 
 
 class Pending(Protocol):
@@ -42,6 +67,24 @@ class _Works:
             raise TransportError(f"{self._label}: {error}") from error
 
 
+class _Exchange:
+    """A message each way; a failure says which peer and how many bytes."""
+
+    def __init__(self, label: str, outgoing: Outgoing | None, incoming: Callable[[], None] | None) -> None:
+        self._label, self._outgoing, self._incoming = label, outgoing, incoming
+
+    def wait(self) -> None:
+        try:
+            if self._incoming is not None:
+                self._incoming()
+            if self._outgoing is not None:
+                self._outgoing.done.wait()
+                if self._outgoing.error is not None:
+                    raise self._outgoing.error
+        except (OSError, TransportError) as error:
+            raise TransportError(f"{self._label}: {error}") from error
+
+
 class _Landing:
     """Messages that arrive on another device and are copied to their buffers when waited for."""
 
@@ -57,8 +100,11 @@ class _Landing:
 class Transport:
     """The ranks of one group, over a process group of thinwire's own with the same members."""
 
-    def __init__(self, group: Group = None, style: str | None = None) -> None:
-        """``style`` "pairs" or "all_to_all"; None takes pairs, except on NCCL, which gets its all-to-all."""
+    def __init__(self, group: Group = None, style: str | None = None, streams: int | None = None) -> None:
+        """``style`` "sockets" or "all_to_all"; None takes sockets, except on NCCL, which gets its all-to-all.
+
+        ``streams`` connections a pair of ranks; None lets a probe of the round trip choose.
+        """
         require_initialized()
         base = dist.group.WORLD if group is None else group
         self.members: list[int] = dist.get_process_group_ranks(base)
@@ -69,25 +115,74 @@ class Transport:
         # "cpu:gloo,cuda:nccl" groups and plain gloo move bytes on the CPU, where the kernels are.
         self._bytes = _own_group(self.members, everyone, "nccl") if backend == "nccl" else self._control
         self._device = torch.device("cuda", torch.cuda.current_device()) if backend == "nccl" else torch.device("cpu")
-        self.style = style or ("all_to_all" if backend == "nccl" else "pairs")
+        self.style = style or ("all_to_all" if backend == "nccl" else "sockets")
+        self._connections = Connections(self.rank, self.size)
+        weakref.finalize(self, self._connections.close)
+        self.link = self._connect(streams) if self.style == "sockets" and self.size > 1 else Link(rate=math.inf, round_trip=0.0)
+
+    @property
+    def streams(self) -> int:
+        """Connections between two ranks."""
+        return self._connections.streams
+
+    def _connect(self, streams: int | None) -> Link:
+        """Connect all pairs, measure the way to the next rank, and open as many connections as it needs."""
+        listener = Listener(_own_address())
+        try:
+            places = self.gather_text(listener.place)
+            self._connections.open(places, listener, 1)
+            round_trip = self._worst(min(self._ping() for _ in range(PINGS)))
+            self._connections.open(places, listener, streams_for(round_trip) if streams is None else streams)
+        finally:
+            listener.close()
+        return Link(rate=self._rate(round_trip), round_trip=round_trip)
+
+    def _rate(self, round_trip: float) -> float:
+        """Bytes/s each way at once, from messages that grow until one takes long enough to be its bytes."""
+        size = LEAST_PROBE if round_trip < LONG_ROUND_TRIP else 4 * LEAST_PROBE * self.streams
+        while True:
+            # Several at a time: a rank that starts late finds bytes that came before.
+            seconds = self._worst(sum(self._trade(size) for _ in range(_TRADES)))
+            if size >= MOST_PROBE or round_trip >= LONG_ROUND_TRIP or seconds > LONG_ENOUGH:
+                return _TRADES * size / max(seconds - round_trip / 2, 1e-9)
+            size *= 4
+
+    def _ping(self) -> float:
+        """Seconds of a byte to the next rank and back, while the one before does the same."""
+        data, landed = torch.zeros(2, 1, dtype=torch.uint8)
+        after, before = (self.rank + 1) % self.size, (self.rank - 1) % self.size
+        start = time.perf_counter()
+        self.exchange(data, after, landed, before).wait()
+        self.exchange(data, before, landed, after).wait()
+        return time.perf_counter() - start
+
+    def _trade(self, size: int) -> float:
+        """Seconds in which ``size`` bytes go to the next rank over all connections and as many come from the one before."""
+        data, landed = (torch.zeros(self.streams, size // self.streams, dtype=torch.uint8) for _ in range(2))
+        to, source = (self.rank + 1) % self.size, (self.rank - 1) % self.size
+        start = time.perf_counter()
+        for one in [self.exchange(data[k], to, landed[k], source) for k in range(self.streams)]:
+            one.wait()
+        return time.perf_counter() - start
+
+    def _worst(self, seconds: float) -> float:
+        """The largest of all ranks' values."""
+        return max(struct.unpack("<d", one)[0] for one in self.gather_bytes(struct.pack("<d", seconds)))
 
     def exchange(
         self, send: torch.Tensor | None, to: int, receive: torch.Tensor | None, source: int
     ) -> Pending:  # fmt: skip
         """Start sending bytes to one rank and receiving from another (ranks of this group); None moves nothing.
 
-        Every rank calls this equally often, since an all-to-all needs all of them.
+        Every rank calls this equally often, since an all-to-all needs all of them; what was started first is waited for first.
         Both buffers belong to the exchange until it was waited for.
         """
         if self.style == "all_to_all":
             return self._exchange_all_to_all(send, to, receive, source)
-        works: list[Any] = []
-        if receive is not None:
-            works.append(dist.irecv(receive, src=self.members[source], group=self._bytes))
-        if send is not None:
-            works.append(dist.isend(send, dst=self.members[to], group=self._bytes))
         label = f"rank {self.rank}: {_size(send)} bytes to rank {to}, {_size(receive)} bytes from rank {source}"
-        return _Works(label, works)
+        incoming = None if receive is None else self._connections.receive(memoryview(receive.numpy()), source)
+        outgoing = None if send is None else self._connections.send(memoryview(send.numpy()), to)
+        return _Exchange(label, outgoing, incoming)
 
     def _exchange_all_to_all(
         self, send: torch.Tensor | None, to: int, receive: torch.Tensor | None, source: int
@@ -125,9 +220,34 @@ def _size(buffer: torch.Tensor | None) -> int:
     return 0 if buffer is None else buffer.numel()
 
 
+def streams_for(round_trip: float) -> int:
+    """Connections for a round trip in seconds, so that windows of 4 MB and their growth after a pause fill 1 Gb/s and more."""
+    return next((count for limit, count in ((0.004, 1), (0.012, 2), (0.03, 4), (0.06, 8)) if round_trip < limit), 16)
+
+
+def check_streams(streams: int | None) -> int | None:
+    """Raises ConfigError for a number of connections that cannot be."""
+    if streams is not None and (isinstance(streams, bool) or not isinstance(streams, int) or not 1 <= streams <= MAX_STREAMS):
+        raise ConfigError(f"streams={streams!r} is out of range; allowed: 1 to {MAX_STREAMS}, or None for a probe to choose")
+    return streams
+
+
+def _own_address() -> str:
+    """The address that gloo would take, which is what the other ranks can reach."""
+    host = getattr(distributed_c10d._get_default_store(), "host", None)  # pyright: ignore[reportPrivateUsage]  no public way to it
+    return local_address(host or os.environ.get("MASTER_ADDR"), os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0])
+
+
 def _own_group(members: list[int], everyone: bool, backend: str) -> Group:
     # Only the members of a subgroup may be here, so they must not wait for the others.
     return dist.new_group(members, backend=backend, use_local_synchronization=not everyone)
+
+
+@atexit.register
+def _close() -> None:
+    """Connections end before the interpreter does, or their threads would find it gone."""
+    _transports.clear()
+    gc.collect()
 
 
 def require_initialized() -> None:
@@ -136,16 +256,19 @@ def require_initialized() -> None:
         raise ConfigError("no process group; call torch.distributed.init_process_group first (torchrun sets what it needs)")
 
 
-def of(group: Group = None) -> Transport:
+def of(group: Group = None, streams: int | None = None) -> Transport:
     """The transport of a group, made on first use: then, every rank of the group must call this. Raises ConfigError
-    without a process group, or on a rank that is not in ``group``."""
+    without a process group, on a rank that is not in ``group``, or if the group has another number of ``streams`` already."""
     require_initialized()
     base = dist.group.WORLD if group is None else group
     if base is dist.GroupMember.NON_GROUP_MEMBER or dist.get_rank(base) < 0:
         raise ConfigError(f"group does not contain this rank ({dist.get_rank()}); call this on its members only")
     if base not in _transports:
-        _transports[base] = Transport(base)
-    return _transports[base]
+        _transports[base] = Transport(base, streams=check_streams(streams))
+    made = _transports[base]
+    if streams is not None and made.style == "sockets" and made.size > 1 and made.streams != streams:
+        raise ConfigError(f"streams={streams} but the group has {made.streams} already; allowed: {made.streams} or None")
+    return made
 
 
 def gather_bytes(data: bytes, group: Group = None) -> list[bytes]:

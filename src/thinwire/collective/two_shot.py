@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Final, Literal
+from typing import Literal
 
 import torch
 
@@ -22,7 +22,6 @@ from thinwire.collective.transport import Pending, Transport
 from thinwire.metrics import Recorder
 
 Op = Literal["mean", "sum"]
-_IN_FLIGHT: Final = 3
 
 
 class TwoShot:
@@ -34,6 +33,7 @@ class TwoShot:
     def __init__(self, transport: Transport, codec: Codec, recorder: Recorder) -> None:
         self.transport, self.codec, self.recorder = transport, codec, recorder
         self._flight: deque[tuple[int | None, Pending, Callable[[], None]]] = deque()
+        self._in_flight = 3
         self._buffers: dict[int, deque[torch.Tensor]] = {}
 
     def all_reduce(self, x: torch.Tensor, shards: Shards, op: Op, error: torch.Tensor | None = None) -> None:
@@ -42,17 +42,19 @@ class TwoShot:
             if error is not None:
                 error.zero_()
             return
-        for k in range(shards.segments + 1):
+        behind, self._in_flight = shards.behind, shards.in_flight
+        for k in range(shards.segments + behind):
             if k < shards.segments:
                 self._scatter(k, x, x, shards, error)
-            if k > 0:
-                self._finish(k - 1)
-                self._share(k - 1, x, shards, op, error)
+            if 0 <= k - behind < shards.segments:
+                self._finish(k - behind)
+                self._share(k - behind, x, shards, op, error)
         self._finish()
 
     def reduce_scatter(self, output: torch.Tensor, x: torch.Tensor, shards: Shards, op: Op) -> None:
         """The first shot alone: ``output`` gets this rank's shard of the sum or mean, in fp32."""
         me = self.transport.rank
+        self._in_flight = shards.in_flight
         own = slice(me * shards.size, (me + 1) * shards.size)
         output.copy_(x[own])
         for k in range(shards.segments):
@@ -63,6 +65,7 @@ class TwoShot:
 
     def all_gather(self, output: torch.Tensor, shards: Shards) -> None:
         """The second shot alone: this rank's shard of ``output``, quantized, to the same place on all ranks."""
+        self._in_flight = shards.in_flight
         for k in range(shards.segments if self.transport.size > 1 else 0):
             self._share(k, output, shards, "sum", None)
         self._finish()
@@ -127,7 +130,7 @@ class TwoShot:
         sent, received = 0 if send is None else send.numel(), 0 if receive is None else receive.numel()
         self.recorder.add(bytes_sent=sent, bytes_received=received)
         self._flight.append((summand, pending, finish))
-        while len(self._flight) > _IN_FLIGHT:
+        while len(self._flight) > self._in_flight:
             self._finish_one()
 
     def _finish_one(self) -> None:

@@ -42,7 +42,13 @@ def all_reduced(tensors: list[F32], codec: Codec, op: str, segment: int = shard.
     for owner in range(ranks):
         for k in range(shards.segments):
             span = shards.span(owner, k)
-            if span.stop > span.start:
-                total = summed(tensors, codec, owner, span)
-                out[span] = roundtrip(codec, total / np.float32(ranks) if op == "mean" else total)
+            out[span] = part(tensors, codec, op, owner, span)
     return out
+
+
+def part(tensors: list[F32], codec: Codec, op: str, owner: int, span: slice) -> F32:
+    """Both shots of one segment of a shard."""
+    if span.stop <= span.start:
+        return np.empty(0, dtype=np.float32)
+    total = summed(tensors, codec, owner, span)
+    return roundtrip(codec, total / np.float32(len(tensors)) if op == "mean" else total)
