@@ -9,11 +9,10 @@ import torch.distributed as dist
 
 import ranks as real
 import thinwire as tw
+from thinwire.bench.oracle import all_reduced, roundtrip, summed, tensor_of
 from thinwire.collective import shard
 from thinwire.collective.transport import Transport, of
 from thinwire.reducer import Reducer
-
-from thinwire.bench.oracle import all_reduced, roundtrip, summed, tensor_of
 
 CODECS = ["int8", "int4", "int3", "bf16", "fp16", "minmax8", "minmax4"]
 SIZES = [0, 1, 129, 5001, 70_001]

@@ -12,10 +12,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 import ranks as real
 import thinwire as tw
+from thinwire.bench.oracle import all_reduced
 from thinwire.training.bucket import layout_of
 from thinwire.workloads.loop import replicas_identical
-
-from thinwire.bench.oracle import all_reduced
 
 
 def network(seed: int = 0) -> nn.Module:

@@ -42,7 +42,6 @@ DISTRIBUTED = {
     "collective/transport.py": "the only file that sends",
     "training/ddp.py": "DDP's bucket type",
     "cli/launch.py": "torch's elastic launcher starts the local ranks",
-    "cli/train_rank.py": "a rank joins and leaves the process group",
 }
 
 

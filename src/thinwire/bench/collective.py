@@ -17,6 +17,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from thinwire import cost
+from thinwire.bench import calibrate
 from thinwire.bench.oracle import part, tensor_of
 from thinwire.codec.base import Codec
 from thinwire.codec.cast import Raw
@@ -33,6 +35,7 @@ COLUMNS: Final = {
     "wire_over_link": "wire/ link",
     "fraction_of_ideal": "fraction of ideal",
     "predicted_ratio": "predicted/ measured",
+    "crossover_gbps": "pays below Gb/s",
     "nmse": "NMSE",
     "wrong": "wrong",
     "replicas_identical": "replicas identical",
@@ -65,23 +68,46 @@ def measure(
 ) -> list[dict[str, Any]]:
     """Rows for every size (bytes of fp32) and method: torch's fp32 and bf16 all-reduce, then ours with each codec.
 
-    ``link_rate`` is in bits/s; None leaves ``wire_over_link`` empty. Every rank gets the same rows.
+    ``link_rate`` is in bits/s; None leaves ``wire_over_link`` empty. ``progress`` hears what is being done. Every rank gets
+    the same rows.
     """
+    transport = of(None, streams)
+    progress("measuring the link and the codecs")
+    network = calibrate.network(transport)
+    machines = {codec.name: calibrate.machine(transport, codec) for codec in codecs if not isinstance(codec, Raw)}
     rows: list[dict[str, Any]] = []
     for size in sizes:
         progress(f"{size / 1e6:g} MB")
-        rows += _one_size(codecs, size // 4, repeat, streams, link_rate)
+        found = _one_size(codecs, size // 4, repeat, link_rate)
+        rows += [row | _predicted(row, network, machines.get(row["codec"])) for row in found]
     return rows
 
 
+def _predicted(row: dict[str, Any], network: cost.Network, machine: cost.Machine | None) -> dict[str, Any]:
+    """The cost model's seconds, and the link rate below which the codec wins over fp32 on this machine."""
+    elements, bits, ranks = row["size_bytes"] // 4, row["bits_per_element"], row["ranks"]
+    if machine is None:
+        seconds, crossover = cost.uncompressed(elements, bits, ranks, network), None
+    else:
+        seconds = cost.compressed(elements, bits, ranks, network, machine)
+        crossover = 8 * cost.crossover(elements, bits, ranks, machine, network) / 1e9
+    return {
+        "predicted_seconds": seconds,
+        "predicted_ratio": seconds / row["seconds"] if row["seconds"] else None,
+        "crossover_gbps": crossover,
+        "measured_link_gbps": 8 * network.rate / 1e9,
+        "round_trip_ms": 1e3 * network.round_trip,
+    }
+
+
 def _one_size(
-    codecs: Sequence[Codec], n: int, repeat: int, streams: int | None, link_rate: float | None
+    codecs: Sequence[Codec], n: int, repeat: int, link_rate: float | None
 ) -> list[dict[str, Any]]:  # fmt: skip
-    transport = of(None, streams)
+    transport = of()
     tensors = [tensor_of(rank, n) for rank in range(transport.size)]
     methods = [_torch_fp32(), _torch_bf16(), *(_ours(codec, n) for codec in codecs if not isinstance(codec, Raw))]
     results, times = _timed(methods, tensors[transport.rank], repeat)
-    exact = np.mean(tensors, axis=0, dtype=np.float64)
+    exact: npt.NDArray[np.float64] = np.asarray(np.mean(tensors, axis=0, dtype=np.float64))
     power = float(np.square(exact).sum())
     baseline = times[methods[0].name]
     rows: list[dict[str, Any]] = []

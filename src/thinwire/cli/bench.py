@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from thinwire.cli import links
+from thinwire.cli.options import parse_codecs
 from thinwire.cli.output import check_json, print_table, write_json
+from thinwire.cli.ranks import is_rank, start_ranks
 from thinwire.codec import REGISTRY
 from thinwire.codec import codec as resolve
 from thinwire.errors import ConfigError
@@ -41,3 +45,45 @@ def kernel(
     for line in missing_peers():
         print(line)
     write_json(json, rows)
+
+
+@app.command()
+def collective(
+    ranks: Annotated[int, typer.Option(help="Local ranks to start; ignored under torchrun.")] = 2,
+    sizes: Annotated[str, typer.Option(help="Sizes of the fp32 tensor, separated by commas.")] = "1MB,16MB,64MB",
+    codecs: Annotated[str, typer.Option(help="Codecs separated by commas.")] = "none,bf16,int8,int4",
+    link: links.LinkRate = None,
+    delay: links.Delay = "0",
+    jitter: links.Jitter = "0",
+    loss: links.Loss = "0",
+    hosts: links.Hosts = None,
+    streams: Annotated[int | None, typer.Option(help="Connections between two ranks; a probe chooses if not given.")] = None,
+    repeat: Annotated[int, typer.Option(help="Timed rounds; medians are shown. At least 3, fewer than asked for if slow.")] = 7,
+    link_rate: Annotated[str | None, typer.Option(help="Of your real network, for the share of it that is used: 10gbit.")] = None,
+    json: Annotated[Path | None, typer.Option(help="Also write the rows to this file.")] = None,
+) -> None:
+    """Mean of a tensor over ranks: time, share of the link and error of each codec, beside torch's fp32 and bf16 all-reduce."""
+    chosen, wanted = parse_codecs(codecs), [parse_size(one) for one in sizes.split(",")]
+    if repeat < 1:
+        raise ConfigError(f"--repeat {repeat} is out of range; allowed: 1 or more")
+    lab = links.topology(ranks, link, delay, jitter, loss, hosts, precise=True)
+    check_json(json)
+    if not is_rank():
+        start_ranks(lab, ranks, None)
+        return
+    from thinwire.cli.bench_rank import run_collective
+    from thinwire.lab.units import parse_rate
+
+    rate = lab.link.rate if lab is not None else None if link_rate is None else parse_rate(link_rate, "link-rate")
+    run_collective(chosen, wanted, repeat, streams, rate, json)
+
+
+def parse_size(text: str) -> int:
+    """Bytes from ``16MB``, ``64KB``, ``1GiB``. Raises ConfigError for anything else, or for what is not a whole fp32 number."""
+    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kKMG]?)(i?)B\s*", text)
+    size = 0.0
+    if match is not None:
+        size = float(match[1]) * (1024 if match[3] else 1000) ** " KMG".index(match[2].upper() or " ")
+    if match is None or not 4 <= size <= 1 << 36:
+        raise ConfigError(f"--sizes has {text!r}; allowed: sizes from 4B to 64GiB such as 64KB, 16MB, 1GiB, separated by commas")
+    return int(size) // 4 * 4

@@ -13,6 +13,7 @@ from thinwire.cli.output import console
 from thinwire.errors import ConfigError
 from thinwire.lab import Topology, link, run, schedule
 from thinwire.lab.run import Event, Result
+from thinwire.lab.topology import BURST, MTU, PRECISE_BURST
 
 LinkRate = Annotated[str | None, typer.Option("--link", help="Run in a lab whose hosts have links of this rate: 100mbit, 1gbit.")]
 Delay = Annotated[str, typer.Option(help="One way between two hosts, such as 20ms; a round trip takes twice that.")]
@@ -27,9 +28,12 @@ _COLOURS = ("cyan", "green", "magenta", "yellow", "blue", "red")
 
 def topology(
     ranks: int, rate: str | None, delay: str = "0", jitter: str = "0", loss: str = "0",
-    hosts: int | None = None, changes: str | None = None, mtu: int = 9000,
+    hosts: int | None = None, changes: str | None = None, mtu: int = MTU, precise: bool = False,
 ) -> Topology | None:  # fmt: skip
-    """The lab that the options ask for; None if none. Raises ConfigError for options that need a link without one."""
+    """The lab that the options ask for; None if none. ``precise``: a small burst, for measurements.
+
+    Raises ConfigError for options that need a link without one.
+    """
     if rate is None:
         for name, value in (("delay", delay), ("jitter", jitter), ("loss", loss)):
             if value != "0":
@@ -40,7 +44,7 @@ def topology(
         return None
     base = link(rate, delay, jitter, loss)
     steps = () if changes is None else schedule(changes, base)
-    return Topology(ranks=ranks, link=base, hosts=hosts, changes=steps, mtu=mtu)
+    return Topology(ranks=ranks, link=base, hosts=hosts, changes=steps, mtu=mtu, burst=PRECISE_BURST if precise else BURST)
 
 
 def announce(lab: Topology, event: Event) -> str | None:

@@ -9,16 +9,18 @@ import dataclasses
 import importlib.util
 import math
 import os
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from thinwire.cli import links
+from thinwire.cli.options import parse_codecs
 from thinwire.cli.output import check_json
-from thinwire.codec import codec as resolve
+from thinwire.cli.ranks import is_rank, start_ranks
 from thinwire.codec.base import Codec
 from thinwire.errors import ConfigError
+from thinwire.lab import Topology
 
 app = typer.Typer(help="Train a small, real job with several codecs and compare them.", no_args_is_help=True)
 
@@ -73,10 +75,17 @@ def mnist(
     steps: Steps = None,
     threads: Threads = None,
     feedback: Feedback = None,
+    link: links.LinkRate = None,
+    delay: links.Delay = "0",
+    jitter: links.Jitter = "0",
+    loss: links.Loss = "0",
+    hosts: links.Hosts = None,
+    schedule: links.Schedule = None,
     json: Json = None,
 ) -> None:
     """Handwritten digits, a convolutional network of 216,650 parameters, SGD with momentum."""
     options = Options(ranks=ranks, epochs=epochs, seed=seed, steps=steps, threads=threads, feedback=feedback, json=json)
+    lab = links.topology(ranks, link, delay, jitter, loss, hosts, schedule, precise=True)
     codecs = parse_codecs(codec)
     from thinwire.workloads import download as fetch
     from thinwire.workloads.mnist import Mnist, MnistConfig
@@ -85,7 +94,7 @@ def mnist(
         raise ConfigError("--data and --download together; allowed: one of them")
     folder = fetch.mnist() if download else data
     workload = Mnist(folder, MnistConfig(**_given(lr=lr, batch=batch)))
-    _go(workload, codecs, options)
+    _go(workload, codecs, options, lab)
 
 
 @app.command()
@@ -100,15 +109,22 @@ def gpt(
     steps: Steps = None,
     threads: Threads = None,
     feedback: Feedback = None,
+    link: links.LinkRate = None,
+    delay: links.Delay = "0",
+    jitter: links.Jitter = "0",
+    loss: links.Loss = "0",
+    hosts: links.Hosts = None,
+    schedule: links.Schedule = None,
     json: Json = None,
 ) -> None:
     """Bytes of text, a transformer of 3.3 million parameters, AdamW. An epoch is 100 steps."""
     options = Options(ranks=ranks, epochs=epochs, seed=seed, steps=steps, threads=threads, feedback=feedback, json=json)
+    lab = links.topology(ranks, link, delay, jitter, loss, hosts, schedule, precise=True)
     codecs = parse_codecs(codec)
     from thinwire.workloads.gpt import GptConfig, GptWorkload
 
     workload = GptWorkload(data, GptConfig(**_given(lr=lr, batch=batch)))
-    _go(workload, codecs, options)
+    _go(workload, codecs, options, lab)
 
 
 def _given(**options: float | int | None) -> dict[str, Any]:
@@ -118,19 +134,9 @@ def _given(**options: float | int | None) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
-def parse_codecs(names: str) -> list[Codec]:
-    """The codecs of a comma-separated list. Raises ConfigError if one is unknown or named twice, or there is none."""
-    parts = [name.strip() for name in names.split(",") if name.strip()]
-    if not parts or len(set(parts)) < len(parts):
-        raise ConfigError(f"--codec {names!r} is empty or names a codec twice; allowed: names separated by commas")
-    return [resolve(name) for name in parts]
-
-
-def _go(workload: object, codecs: list[Codec], options: Options) -> None:
-    if not _is_rank():
-        from thinwire.cli.launch import launch
-
-        launch(sys.argv[1:], options.ranks, options.threads)
+def _go(workload: object, codecs: list[Codec], options: Options, lab: Topology | None) -> None:
+    if not is_rank():
+        start_ranks(lab, options.ranks, options.threads)
         return
     from thinwire.cli.train_rank import run_rank
     from thinwire.workloads.base import Workload
@@ -140,16 +146,3 @@ def _go(workload: object, codecs: list[Codec], options: Options) -> None:
     epochs, seed, steps = options.epochs or workload.epochs, options.seed, options.steps
     runs = [Run(codec=one, epochs=epochs, seed=seed, steps=steps, feedback=options.feedback) for one in codecs]
     run_rank(workload, runs, options.threads, options.json)
-
-
-def _is_rank() -> bool:
-    """Whether torchrun started this process. Raises ConfigError if its variables are there in part only."""
-    if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
-        return False
-    for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"):
-        value = os.environ.get(name, "")
-        if not value.isdecimal():
-            raise ConfigError(f"{name}={value!r} while RANK and WORLD_SIZE are set; allowed: a number, as torchrun sets it")
-    if not os.environ.get("MASTER_ADDR"):
-        raise ConfigError("MASTER_ADDR is not set but RANK and WORLD_SIZE are; allowed: the address that torchrun sets")
-    return True

@@ -54,7 +54,7 @@ def paced(n: int, ranks: int, size: int, bits: float, rate: float, round_trip: f
     # A long round trip hides the rate from a short probe, and to have too much under way costs only buffers.
     filling = round_trip * (max(rate, _LONG_HAUL_RATE) if round_trip > _LONG_HAUL else min(rate, 1e10))
     ahead = math.ceil(filling / (segment * bits / 8))
-    return Shards(n=n, ranks=ranks, size=size, segment=segment, behind=1 + ahead, in_flight=3 + 2 * ahead)
+    return Shards(n=n, ranks=ranks, size=size, segment=segment, behind=1 + 2 * ahead, in_flight=3 + 4 * ahead)
 
 
 def even_size(n: int, ranks: int) -> int:

@@ -1,9 +1,9 @@
 """TCP connections between the ranks of a group: one or more a pair, each used in both directions at once.
 
-gloo's own point-to-point messages need word from the receiver before every send, which costs half a round trip each, and while a
-message is being written its thread polls the same socket in a loop (docs/decisions/0006-own-connections.md). Here the kernel's
-buffers are the asynchrony: what fits is handed over at once, one thread a group hands over the rest as room appears, and a message
-is received by one blocking call of the thread that wants it.
+gloo's own point-to-point messages need word from the receiver before every send, which costs half a round trip each, and
+while a message is being written its thread polls the same socket in a loop (docs/decisions/0006-own-connections.md). Here
+the kernel's buffers are the asynchrony: what fits is handed over at once, one thread a group hands over the rest as room
+appears, and a message is received by one blocking call of the thread that wants it.
 """
 
 from __future__ import annotations
@@ -32,12 +32,18 @@ _MOST_AT_ONCE: Final = 32
 
 
 @dataclasses.dataclass(kw_only=True)
-class Outgoing:
-    """A message on its way into the kernel's buffer."""
+class Message:
+    """What is left of a message on its way into the kernel's buffer, or out of it."""
 
     rest: memoryview
     done: threading.Event = dataclasses.field(default_factory=threading.Event)
     error: OSError | None = None
+
+    def wait(self) -> None:
+        """Until all of it has moved. Raises OSError."""
+        self.done.wait()
+        if self.error is not None:
+            raise self.error
 
 
 class Listener:
@@ -108,7 +114,7 @@ class Connections:
         self.rank, self.size = rank, size
         self._peers: list[list[socket.socket]] = [[] for _ in range(size)]
         self._sent, self._received = [0] * size, [0] * size
-        self._sender = _Sender()
+        self._carrier = _Carrier()
 
     @property
     def streams(self) -> int:
@@ -119,31 +125,35 @@ class Connections:
         numbers = range(self.streams if self._peers[self.rank - 1] else 0, count)
         outgoing = [(peer, number) for peer in range(self.rank) for number in numbers]
         with ThreadPoolExecutor(_MOST_AT_ONCE) as pool:
-            made = pool.map(lambda one: connect(places[one[0]], self.rank, one[1]), outgoing)
+            made = [pool.submit(connect, places[peer], self.rank, number) for peer, number in outgoing]
             found = listener.accept((self.size - 1 - self.rank) * len(numbers))
-            found.update(zip(outgoing, made, strict=True))
+            found.update(zip(outgoing, [one.result() for one in made], strict=True))
         for (peer, _), one in sorted(found.items()):
             _prepare(one)
             self._peers[peer].append(one)
 
-    def send(self, data: memoryview, to: int) -> Outgoing:
-        """Start sending; ``data`` belongs to the message until :attr:`Outgoing.done`."""
-        one = self._turn(self._sent, to)
-        message = Outgoing(rest=data)
-        self._sender.add(one, message)
-        return message
+    def send(self, data: memoryview, to: int) -> Callable[[], None]:
+        """Start sending; what is returned waits until ``data`` may be used again. It raises OSError."""
+        message = Message(rest=data)
+        self._carrier.send(self._turn(self._sent, to), message)
+        return message.wait
 
     def receive(self, into: memoryview, source: int) -> Callable[[], None]:
-        """Take the next message's turn; what is returned waits for it. Raises TransportError, OSError."""
+        """Take the next message's turn; what is returned waits for it. It raises OSError.
+
+        With one connection the thread that waits receives by itself. With several, all are read at any time, or the windows of
+        those that are not would close.
+        """
         one = self._turn(self._received, source)
+        message = Message(rest=into)
+        if self.streams > 1:
+            self._carrier.receive(one, message)
+            return message.wait
 
         def wait() -> None:
-            rest = into
-            while rest:
-                count = one.recv_into(rest, len(rest), socket.MSG_WAITALL)
-                if not count:
-                    raise TransportError(f"rank {source} closed its connection: it has ended or was killed")
-                rest = rest[count:]
+            while not _take(one, message, socket.MSG_WAITALL):
+                pass
+            message.wait()
 
         return wait
 
@@ -153,78 +163,117 @@ class Connections:
         return streams[counts[peer] % len(streams)]
 
     def close(self) -> None:
-        self._sender.stop()
+        self._carrier.stop()
         for one in (one for peer in self._peers for one in peer):
             one.close()
 
 
-class _Sender:
-    """Hands messages to the kernel in order, a connection at a time, as room appears. Its thread starts with the first that waits."""
+class _Carrier:
+    """Moves messages in order, on many connections, as there is room or data. Its thread starts with the first that waits."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._queues: dict[socket.socket, deque[Outgoing]] = {}
+        self._out: dict[socket.socket, deque[Message]] = {}
+        self._in: dict[socket.socket, deque[Message]] = {}
         self._selector = selectors.DefaultSelector()
         self._alarm, self._wake = socket.socketpair()
         self._selector.register(self._alarm, selectors.EVENT_READ)
-        self._watched: set[socket.socket] = set()
+        self._watched: dict[socket.socket, int] = {}
         self._thread: threading.Thread | None = None
 
-    def add(self, one: socket.socket, message: Outgoing) -> None:
+    def send(self, one: socket.socket, message: Message) -> None:
         with self._lock:
-            queue = self._queues.setdefault(one, deque())
+            queue = self._out.setdefault(one, deque())
             if not queue and _push(one, message):
                 return
             queue.append(message)
-            if one in self._watched:
-                return
-            if self._thread is None:
-                target = weakref.WeakMethod(self._serve)
-                self._thread = threading.Thread(target=_serve, args=(self._selector, target), name="thinwire-send", daemon=True)
-                self._thread.start()
+        self._look_after(one, selectors.EVENT_WRITE)
+
+    def receive(self, one: socket.socket, message: Message) -> None:
+        with self._lock:
+            self._in.setdefault(one, deque()).append(message)
+        self._look_after(one, selectors.EVENT_READ)
+
+    def _look_after(self, one: socket.socket, event: int) -> None:
+        if self._watched.get(one, 0) & event:
+            return
+        if self._thread is None:
+            target = weakref.WeakMethod(self._serve)
+            self._thread = threading.Thread(target=_serve, args=(self._selector, target), name="thinwire-io", daemon=True)
+            self._thread.start()
         self._wake.send(b"w")
 
-    def _serve(self, ready: list[socket.socket]) -> bool:
-        """Push what can be pushed; False to end."""
-        for one in ready:
+    def _serve(self, ready: list[tuple[socket.socket, int]]) -> bool:
+        """Move what can be moved; False to end."""
+        for one, events in ready:
             if one is self._alarm:
                 if b"s" in self._alarm.recv(4096):
                     return False
                 continue
             with self._lock:
-                queue = self._queues[one]
-                while queue and _push(one, queue[0]):
-                    queue.popleft()
+                for queue, move in ((self._out.get(one), _push), (self._in.get(one), _take)):
+                    if queue and events & (selectors.EVENT_WRITE if move is _push else selectors.EVENT_READ):
+                        while queue and move(one, queue[0]):
+                            queue.popleft()
         with self._lock:
-            waiting = {one for one, queue in self._queues.items() if queue}
-            for one in waiting - self._watched:
-                self._selector.register(one, selectors.EVENT_WRITE)
-            for one in self._watched - waiting:
-                self._selector.unregister(one)
-            self._watched = waiting
+            self._watch()
         return True
+
+    def _watch(self) -> None:
+        wanted: dict[socket.socket, int] = {}
+        for queues, event in ((self._out, selectors.EVENT_WRITE), (self._in, selectors.EVENT_READ)):
+            for one, queue in queues.items():
+                if queue:
+                    wanted[one] = wanted.get(one, 0) | event
+        for one in wanted.keys() | self._watched.keys():
+            before, now = self._watched.get(one, 0), wanted.get(one, 0)
+            if not before:
+                self._selector.register(one, now)
+            elif not now:
+                self._selector.unregister(one)
+            elif before != now:
+                self._selector.modify(one, now)
+        self._watched = wanted
 
     def stop(self) -> None:
         with contextlib.suppress(OSError):
             self._wake.send(b"s")
 
 
-def _serve(selector: selectors.BaseSelector, target: weakref.WeakMethod[Callable[[list[socket.socket]], bool]]) -> None:
+def _serve(selector: selectors.BaseSelector, target: weakref.WeakMethod[Callable[..., bool]]) -> None:
     while True:
-        ready = [key.fileobj for key, _ in selector.select()]
+        ready = [(key.fileobj, events) for key, events in selector.select()]
         serve = target()
-        if serve is None or not serve(ready):  # pyright: ignore[reportArgumentType]  only sockets are registered
+        if serve is None or not serve(ready):
             return
         del serve
 
 
-def _push(one: socket.socket, message: Outgoing) -> bool:
+def _push(one: socket.socket, message: Message) -> bool:
     """Hand over what fits; True once all of it is, or the connection is broken."""
     try:
         while message.rest:
             message.rest = message.rest[one.send(message.rest, socket.MSG_DONTWAIT) :]
     except BlockingIOError:
         return False
+    except OSError as error:
+        message.error = error
+    message.done.set()
+    return True
+
+
+def _take(one: socket.socket, message: Message, flags: int = socket.MSG_DONTWAIT) -> bool:
+    """Receive what is there, or all with MSG_WAITALL; True once all of it is, or the connection is broken."""
+    try:
+        while message.rest:
+            count = one.recv_into(message.rest, len(message.rest), flags)
+            if not count:
+                raise ConnectionResetError("the other side closed the connection: it has ended or was killed")
+            message.rest = message.rest[count:]
+    except BlockingIOError as error:
+        if flags == socket.MSG_DONTWAIT:
+            return False
+        message.error = TimeoutError(f"nothing came for {_SILENCE_SECONDS} s ({error.strerror})")
     except OSError as error:
         message.error = error
     message.done.set()

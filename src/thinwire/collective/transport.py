@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from thinwire.collective.sockets import Connections, Listener, Outgoing, local_address
+from thinwire.collective.sockets import Connections, Listener, local_address
 from thinwire.errors import ConfigError, TransportError
 
 Group = Any
@@ -70,18 +70,14 @@ class _Works:
 class _Exchange:
     """A message each way; a failure says which peer and how many bytes."""
 
-    def __init__(self, label: str, outgoing: Outgoing | None, incoming: Callable[[], None] | None) -> None:
-        self._label, self._outgoing, self._incoming = label, outgoing, incoming
+    def __init__(self, label: str, halves: Sequence[Callable[[], None]]) -> None:
+        self._label, self._halves = label, halves
 
     def wait(self) -> None:
         try:
-            if self._incoming is not None:
-                self._incoming()
-            if self._outgoing is not None:
-                self._outgoing.done.wait()
-                if self._outgoing.error is not None:
-                    raise self._outgoing.error
-        except (OSError, TransportError) as error:
+            for half in self._halves:
+                half()
+        except OSError as error:
             raise TransportError(f"{self._label}: {error}") from error
 
 
@@ -180,9 +176,12 @@ class Transport:
         if self.style == "all_to_all":
             return self._exchange_all_to_all(send, to, receive, source)
         label = f"rank {self.rank}: {_size(send)} bytes to rank {to}, {_size(receive)} bytes from rank {source}"
-        incoming = None if receive is None else self._connections.receive(memoryview(receive.numpy()), source)
-        outgoing = None if send is None else self._connections.send(memoryview(send.numpy()), to)
-        return _Exchange(label, outgoing, incoming)
+        halves: list[Callable[[], None]] = []
+        if receive is not None:
+            halves.append(self._connections.receive(_view(receive), source))
+        if send is not None:
+            halves.append(self._connections.send(_view(send), to))
+        return _Exchange(label, halves)
 
     def _exchange_all_to_all(
         self, send: torch.Tensor | None, to: int, receive: torch.Tensor | None, source: int
@@ -216,13 +215,18 @@ class Transport:
         return [part[:size].decode() for part, size in zip(padded, sizes, strict=True)]
 
 
+def _view(buffer: torch.Tensor) -> memoryview:
+    array: Any = buffer.numpy()
+    return memoryview(array)
+
+
 def _size(buffer: torch.Tensor | None) -> int:
     return 0 if buffer is None else buffer.numel()
 
 
 def streams_for(round_trip: float) -> int:
     """Connections for a round trip in seconds, so that windows of 4 MB and their growth after a pause fill 1 Gb/s and more."""
-    return next((count for limit, count in ((0.004, 1), (0.012, 2), (0.03, 4), (0.06, 8)) if round_trip < limit), 16)
+    return next((count for limit, count in ((0.004, 1), (0.012, 2), (0.03, 4)) if round_trip < limit), 8)
 
 
 def check_streams(streams: int | None) -> int | None:

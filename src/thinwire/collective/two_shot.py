@@ -92,11 +92,12 @@ class TwoShot:
         send = self._encode(own, lost)
         if op == "mean" and lost is not None:
             lost.mul_(ranks)
-        if send is not None:
-            self._decode(send, own, add=False)
         for step in range(1, ranks):
             to, source = (me + step) % ranks, (me - step) % ranks
             self._post(None, send, to, shards.span(source, k), source, x, add=False, shared=step < ranks - 1)
+        if send is not None:
+            # While it is on its way. The buffer is returned with its last message, which is the newest and still in flight.
+            self._decode(send, own, add=False)
 
     def _encode(self, x: torch.Tensor, error: torch.Tensor | None) -> torch.Tensor | None:
         """The row of one message in a buffer of ours, or None for an empty one."""

@@ -11,6 +11,7 @@ import ctypes
 import fcntl
 import os
 import struct
+import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
@@ -23,6 +24,7 @@ from thinwire.lab.topology import Link, Topology
 
 NEW_NET: Final = 0x40000000
 _MS_REC_PRIVATE: Final = 0x4000 | 0x40000
+_MS_BIND: Final = 0x1000
 _MS_SAFE: Final = 0x2 | 0x4 | 0x8  # no set-user-id, no devices, no programs: what a mount of /proc has
 _TUN: Final = "/dev/net/tun"
 _TUNSETIFF: Final = 0x400454CA
@@ -49,6 +51,18 @@ def mount_proc() -> None:
     """A /proc that shows this PID namespace. Where a container's policy forbids it, the old one stays, which only lists more."""
     if _libc.mount(None, b"/", None, _MS_REC_PRIVATE, None) == 0:
         _libc.mount(b"proc", b"/proc", b"proc", _MS_SAFE, None)
+
+
+def name_hosts(topology: Topology) -> None:
+    """An /etc/hosts with ``host0``, ``host1`` and so on, seen in here only: there is no name server to ask, and torch asks."""
+    places = [(topology.address(host), f"host{host}") for host in range(topology.num_hosts)]
+    # torch's sockets are IPv6, where the others' addresses look like this.
+    lines = [f"{prefix}{address} {name}" for prefix in ("", "::ffff:") for address, name in places]
+    with tempfile.NamedTemporaryFile("w", prefix="thinwire-", suffix=".hosts") as file, contextlib.suppress(OSError):
+        file.write("127.0.0.1 localhost\n::1 localhost\n" + "\n".join(lines) + "\n")
+        file.flush()
+        os.chmod(file.name, 0o644)
+        _libc.mount(file.name.encode(), b"/etc/hosts", None, _MS_BIND, None)
 
 
 class Network:

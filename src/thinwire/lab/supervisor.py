@@ -39,7 +39,9 @@ def main() -> None:
     try:
         request = json.loads(_first_line())
         netns.mount_proc()
-        Lab(from_dict(request["topology"]), events).run(request["command"], request["passthrough"], request["grace"])
+        topology = from_dict(request["topology"])
+        netns.name_hosts(topology)
+        Lab(topology, events).run(request["command"], request["passthrough"], request["grace"])
         code = 0
     except ConfigError as error:
         _say(events, event="error", message=str(error))

@@ -16,7 +16,7 @@ from thinwire.lab.units import format_rate, format_time, parse_loss, parse_rate,
 
 MTU: Final = 9000
 BURST: Final = 2e-3
-PRECISE_BURST: Final = 5e-4
+PRECISE_BURST: Final = 1e-3
 NETWORK: Final = "10.111.0"
 MASTER_PORT: Final = 29500
 MAX_HOSTS: Final = 64
