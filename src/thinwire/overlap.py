@@ -56,9 +56,9 @@ def _run(owner: weakref.ref[Worker], tasks: queue.SimpleQueue[_Task | None]) -> 
         del item, worker
 
 
-def worker_of(group: Group = None) -> tuple[Transport, Worker]:
-    """The group's transport and its one worker, made on first use."""
-    transport = of(group)
+def worker_of(group: Group = None, streams: int | None = None) -> tuple[Transport, Worker]:
+    """The group's transport and its one worker, made on first use, with ``streams`` connections (None: a probe chooses)."""
+    transport = of(group, streams)
     if transport not in _workers:
         _workers[transport] = Worker()
     return transport, _workers[transport]

@@ -14,7 +14,7 @@ from thinwire.cli.output import check_json, print_table, write_json
 from thinwire.cli.ranks import is_rank, start_ranks
 from thinwire.codec import REGISTRY
 from thinwire.codec import codec as resolve
-from thinwire.errors import ConfigError
+from thinwire.errors import ConfigError, unknown_name
 
 app = typer.Typer(help="Measure speed, with correctness beside it.", no_args_is_help=True)
 
@@ -76,6 +76,46 @@ def collective(
 
     rate = lab.link.rate if lab is not None else None if link_rate is None else parse_rate(link_rate, "link-rate")
     run_collective(chosen, wanted, repeat, streams, rate, json)
+
+
+@app.command()
+def train(
+    workload: Annotated[str, typer.Argument(help="mnist or gpt.")] = "mnist",
+    ranks: Annotated[int, typer.Option(help="Local ranks to start; ignored under torchrun.")] = 2,
+    codecs: Annotated[str, typer.Option(help="Our codecs, separated by commas.")] = "bf16,int8,int4",
+    accuracy: Annotated[float | None, typer.Option(help="Train to this accuracy on held-out data; mnist: 0.9.")] = None,
+    loss: Annotated[float | None, typer.Option(help="Or to this loss on held-out data; gpt: 3.")] = None,
+    every: Annotated[int, typer.Option(help="Steps between two looks at held-out data, which are not timed.")] = 10,
+    steps: Annotated[int, typer.Option(help="Give up after so many.")] = 300,
+    seed: Annotated[int, typer.Option(help="Initial weights and the order of the data.")] = 0,
+    link: links.LinkRate = None,
+    delay: links.Delay = "0",
+    jitter: links.Jitter = "0",
+    loss_rate: Annotated[str, typer.Option("--packet-loss", help="Share of packets lost, such as 0.1%.")] = "0",
+    hosts: links.Hosts = None,
+    threads: Annotated[int | None, typer.Option(help="Threads a rank; the processors divided by the ranks if not given.")] = None,
+    json: Annotated[Path | None, typer.Option(help="Also write the rows to this file.")] = None,
+) -> None:
+    """Seconds to an accuracy or a loss: our codecs beside DDP and PyTorch's fp16, bf16, PowerSGD and 8-bit hooks."""
+    if workload not in ("mnist", "gpt"):
+        raise unknown_name("workload", workload, ("mnist", "gpt"))
+    for name, value in (("every", every), ("steps", steps)):
+        if value < 1:
+            raise ConfigError(f"--{name} {value} is out of range; allowed: 1 or more")
+    if accuracy is not None and not 0 < accuracy <= 1:
+        raise ConfigError(f"--accuracy {accuracy} is out of range; allowed: above 0, at most 1")
+    chosen = [one for one in parse_codecs(codecs) if one.name != "none"]
+    lab = links.topology(ranks, link, delay, jitter, loss_rate, hosts, precise=True)
+    check_json(json)
+    if not is_rank():
+        start_ranks(lab, ranks, threads)
+        return
+    from thinwire.bench.train import Goal
+    from thinwire.cli.bench_rank import run_race
+
+    if accuracy is None and loss is None:
+        accuracy, loss = (0.9, None) if workload == "mnist" else (None, 3.0)
+    run_race(workload, chosen, Goal(accuracy=accuracy, loss=loss, every=every, steps=steps), seed, json)
 
 
 def parse_size(text: str) -> int:

@@ -27,6 +27,7 @@ from thinwire.metrics import Recorder, Stats
 from thinwire.overlap import worker_of
 from thinwire.reducer import Reducer
 from thinwire.training.bucket import Layout, as_payload, layout_of, put_back, set_aside
+from thinwire.training.payoff import Payoff
 
 MIN_ELEMENTS: Final = 256
 STATE_VERSION: Final = 1
@@ -37,12 +38,15 @@ def compress(
     codec: str | Codec = "int8",
     feedback: bool | None = None,
     min_elements: int = MIN_ELEMENTS,
+    streams: int | None = None,
 ) -> Handle:
     """Send the gradients of a DistributedDataParallel ``model`` with ``codec``; call it once, on every rank.
 
     Parameters with one dimension or fewer than ``min_elements`` elements go uncompressed (fp32); so does what
     ``codec="none"`` names. ``feedback=True`` adds what the wire lost of a gradient to the next one; None takes the codec's own
-    default, which is off for every codec so far (docs/numerics.md says why). Returns the handle that measures and removes.
+    default, which is off for every codec so far (docs/numerics.md says why). ``streams`` connections a pair of ranks; None lets a
+    probe of the network choose. Returns the handle that measures and removes. After a few steps, rank 0 logs a warning if
+    uncompressed gradients would be faster on this network.
 
     Raises ConfigError for a model that is not wrapped in DDP, already compressed, has sparse gradients or a dtype that is
     not a float, and for bad arguments; DisagreementError on every rank if the ranks' arguments or parameters differ.
@@ -56,7 +60,7 @@ def compress(
         raise ConfigError(f"feedback={feedback!r} is not allowed; allowed: None, True, False")
     if isinstance(min_elements, bool) or not isinstance(min_elements, int) or min_elements < 0:
         raise ConfigError(f"min_elements={min_elements!r} is out of range; allowed: 0 or more")
-    return Handle(model, resolve(codec), bool(feedback), min_elements)
+    return Handle(model, resolve(codec), bool(feedback), min_elements, streams)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -71,7 +75,9 @@ class Share:
 class Handle:
     """One compressed model: what was sent, its residuals, and the way back. Made by :func:`compress`."""
 
-    def __init__(self, model: DistributedDataParallel, codec: Codec, feedback: bool, min_elements: int) -> None:
+    def __init__(
+        self, model: DistributedDataParallel, codec: Codec, feedback: bool, min_elements: int, streams: int | None = None
+    ) -> None:  # fmt: skip
         self.codec, self.feedback, self.min_elements = codec, feedback, min_elements
         self._parameters = {name: p for name, p in model.module.named_parameters() if p.requires_grad}
         self._names = {id(p): name for name, p in self._parameters.items()}
@@ -79,14 +85,16 @@ class Handle:
         slot: _Slot | None = getattr(model, "_thinwire", None)
         if slot is not None and slot.handle.active:
             raise ConfigError("model is compressed already; allowed: one handle a model (call its remove() first)")
-        self._transport, self._worker = worker_of(model.process_group)
+        self._transport, self._worker = worker_of(model.process_group, streams)
         self._recorder = Recorder()
         self._reducer = Reducer(self._transport, codec, self._recorder)
         self._worker.submit(self._agree).result()
         sizes = {name: p.numel() for name, p in self._parameters.items()}
         self._residuals = Residuals(sizes) if feedback and not isinstance(codec, Raw) else None
         self._layouts: list[tuple[str, ...]] = []
-        self._ready_at = 0.0
+        self._ready_at = self._busy = 0.0
+        elements = sum(sizes.values())
+        self._payoff = Payoff(codec.name, elements, self._transport.size, self._transport.link) if self.share.compressed else None
         self.active = True
         set_num_threads(max(1, torch.get_num_threads()))
         _register(model, self)
@@ -164,6 +172,7 @@ class Handle:
         return future
 
     def _reduce(self, buffer: torch.Tensor, parameters: list[torch.Tensor], last: bool) -> None:
+        start = time.perf_counter()
         layout = layout_of([self._names[id(p)] for p in parameters], parameters, self._compressed)
         payload = as_payload(buffer)
         if self.active and layout.compressed:
@@ -172,6 +181,7 @@ class Handle:
             self._reducer.all_reduce_uncompressed(payload)
         if payload.data_ptr() != buffer.data_ptr():
             buffer.copy_(payload)
+        self._busy += time.perf_counter() - start
         if last:
             self._end_step()
 
@@ -203,6 +213,10 @@ class Handle:
             self._layouts = []
         exposed = max(0.0, time.perf_counter() - self._ready_at)
         self._recorder.add(steps=1, exposed_seconds=exposed)
+        line = self._payoff.step(exposed, self._busy) if self._payoff is not None and self.active else None
+        self._busy = 0.0
+        if line is not None and self._transport.rank == 0:
+            logging.getLogger("thinwire").warning(line)
 
     def _compressed(self, parameter: torch.Tensor) -> bool:
         if isinstance(self.codec, Raw):

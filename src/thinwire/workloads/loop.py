@@ -37,7 +37,8 @@ class Run:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Result:
-    """What came of a run; keys of the JSON rows. Times are medians (step) and means (exposed) in ms of rank 0."""
+    """What came of a run; keys of the JSON rows. Times in ms: medians over the steps after the warm-up (step: of rank 0; exposed:
+    of the rank that was ready last), and means of rank 0 (encode, wire, decode)."""
 
     workload: str
     codec: str
@@ -76,24 +77,33 @@ class Report:
 
 
 class _Tally:
-    """Step times and traffic after the warm-up."""
+    """Step times, traffic and exposed times after the warm-up."""
 
     def __init__(self, handle: Handle) -> None:
         self.handle, self.seconds = handle, list[float]()
-        self._warm_up: Stats | None = None
+        self._warm_up: list[Stats] = []
+        self._steps: list[Stats] = []
 
     def step(self, number: int, seconds: float) -> None:
         if number > WARM_UP_STEPS:
             self.seconds.append(seconds)
-        elif number == WARM_UP_STEPS:
-            self._warm_up = self.handle.stats()
+        (self._steps if number > WARM_UP_STEPS else self._warm_up).append(self.handle.stats())
 
-    def end(self) -> tuple[Stats, float]:
-        """Traffic and the median step in ms; of the warm-up itself if the run was no longer than that."""
-        stats = self.handle.stats()
-        if not stats.steps and self._warm_up is not None:
-            stats = self._warm_up
-        return stats, 1e3 * statistics.median(self.seconds) if self.seconds else float("nan")
+    def stats(self) -> list[Stats]:
+        """Of each step; of the warm-up itself if the run was no longer than that."""
+        return self._steps or self._warm_up
+
+    def mean(self, name: str) -> float:
+        return statistics.fmean(getattr(one, name) for one in self.stats())
+
+    def exposed(self) -> float:
+        """Median over the steps of the least of all ranks' exposed seconds: what is left once the slowest rank is ready."""
+        mine = [one.exposed_seconds for one in self.stats()]
+        everyone = [struct.unpack(f"<{len(mine)}d", part) for part in of().gather_bytes(struct.pack(f"<{len(mine)}d", *mine))]
+        return statistics.median(map(min, zip(*everyone, strict=True)))
+
+    def step_ms(self) -> float:
+        return 1e3 * statistics.median(self.seconds) if self.seconds else float("nan")
 
 
 def train(workload: Workload, runs: Sequence[Run], reports: Sequence[Report] | None = None) -> list[Result]:
@@ -138,24 +148,23 @@ def _steps(workload: Workload, run: Run, report: Report) -> Generator[None, None
             tally.step(done, time.perf_counter() - start)
             report.step(done, total, loss.item())
             yield
-    stats, step_ms = tally.end()
     handle.remove()
-    held_loss, accuracy = _evaluate(workload, model)
+    held_loss, accuracy = evaluate(workload, model)
     elements = sum(p.numel() for p in model.parameters())
     return Result(
         workload=workload.name,
         codec=run.codec.name,
-        bits_per_element=_bits(stats, elements, transport.size, run.codec),
+        bits_per_element=_bits(tally.mean("bytes_sent"), elements, transport.size, run.codec),
         ranks=transport.size,
         epochs=run.epochs,
         steps=done,
         seed=run.seed,
-        wire_bytes_per_step=stats.bytes_sent / max(stats.steps, 1),
-        exposed_ms=1e3 * stats.exposed_seconds / max(stats.steps, 1),
-        step_ms=step_ms,
-        encode_ms=1e3 * stats.encode_seconds / max(stats.steps, 1),
-        wire_ms=1e3 * stats.wire_seconds / max(stats.steps, 1),
-        decode_ms=1e3 * stats.decode_seconds / max(stats.steps, 1),
+        wire_bytes_per_step=tally.mean("bytes_sent"),
+        exposed_ms=1e3 * tally.exposed(),
+        step_ms=tally.step_ms(),
+        encode_ms=1e3 * tally.mean("encode_seconds"),
+        wire_ms=1e3 * tally.mean("wire_seconds"),
+        decode_ms=1e3 * tally.mean("decode_seconds"),
         loss=held_loss,
         accuracy=accuracy,
         train_loss=_mean(loss.item()),
@@ -173,13 +182,13 @@ def replicas_identical(model: nn.Module) -> bool:
     return len(set(of().gather_bytes(digest.digest()))) == 1
 
 
-def _bits(stats: Stats, elements: int, ranks: int, codec: Codec) -> float:
-    if ranks == 1 or not stats.steps:
+def _bits(sent: float, elements: int, ranks: int, codec: Codec) -> float:
+    if ranks == 1 or not sent:
         return codec.bits_per_element(elements)
-    return 8 * stats.bytes_sent / (stats.steps * elements * 2 * (ranks - 1) / ranks)
+    return 8 * sent / (elements * 2 * (ranks - 1) / ranks)
 
 
-def _evaluate(workload: Workload, model: nn.Module) -> tuple[float, float]:
+def evaluate(workload: Workload, model: nn.Module) -> tuple[float, float]:
     """Loss and accuracy over the held-out set, each rank computing its part."""
     transport = of()
     loss, right, count = 0.0, 0.0, 0.0
