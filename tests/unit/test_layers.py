@@ -41,7 +41,10 @@ ALSO = {("collective", "metrics")}
 DISTRIBUTED = {
     "collective/transport.py": "the only file that sends",
     "training/ddp.py": "DDP's bucket type",
+    "bench/hooks.py": "PyTorch's own hooks, to stand beside ours",
     "cli/launch.py": "torch's elastic launcher starts the local ranks",
+    "cli/train_rank.py": "a rank joins and leaves the process group",
+    "cli/bench_rank.py": "a rank joins and leaves the process group",
 }
 
 

@@ -113,16 +113,17 @@ def _outcome(codec: Codec, x: F32, n: int) -> dict[str, Any]:
 
 def missing_peers() -> list[str]:
     """A line for every peer that would have been measured, had it been installed."""
-    return [] if _has_piquant() else ["pypiquant is not installed: not measured (pip install pypiquant)"]
+    lines = [] if has_piquant() else ["pypiquant is not installed: not measured (pip install pypiquant)"]
+    return [*lines, "hivemind is measured by thinwire bench peers, in an environment of its own"]
 
 
-def _has_piquant() -> bool:
+def has_piquant() -> bool:
     return importlib.util.find_spec("piquant") is not None
 
 
 def _piquant(x: F32, threads: int, repeat: int) -> list[dict[str, Any]]:
     """pi-quant's per-tensor 8- and 4-bit quantization through its Python API, where it is installed."""
-    if not _has_piquant():
+    if not has_piquant():
         return []
     from thinwire.bench.piquant import measure_piquant
 

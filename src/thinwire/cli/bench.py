@@ -48,6 +48,35 @@ def kernel(
 
 
 @app.command()
+def peers(
+    hivemind_python: Annotated[str | None, typer.Option(help="A Python that has hivemind, which needs numpy < 2.4.")] = None,
+    codecs: Annotated[str, typer.Option(help="Our codecs to stand beside, separated by commas.")] = "fp16,int8,minmax8,int4",
+    size: Annotated[float, typer.Option(help="MB of fp32 input.")] = 25.0,
+    threads: Annotated[int, typer.Option(help="Threads that kernels may use.")] = 1,
+    repeat: Annotated[int, typer.Option(help="Timed rounds; medians are shown.")] = 9,
+    json: Annotated[Path | None, typer.Option(help="Also write the rows to this file.")] = None,
+) -> None:
+    """The quantizers of other packages on the same input: pypiquant where it is installed, hivemind in its own environment."""
+    for name, value in (("size", size), ("threads", threads), ("repeat", repeat)):
+        if value <= 0:
+            raise ConfigError(f"--{name} {value} is out of range; allowed: above 0")
+    check_json(json)
+    chosen = [one for one in parse_codecs(codecs) if one.name != "none"]
+    from thinwire.bench.hivemind import measure_hivemind
+    from thinwire.bench.kernel import COLUMNS, has_piquant, measure
+
+    elements = int(size * 1e6) // 4
+    theirs = [] if hivemind_python is None else measure_hivemind(hivemind_python, elements, threads, repeat)
+    rows = measure(chosen, elements=elements, threads=threads, repeat=repeat) + theirs
+    print_table(rows, COLUMNS, title=f"{size:g} MB of fp32, {threads} thread(s), medians of {repeat} rounds")
+    if not has_piquant():
+        print("pypiquant is not installed: not measured (pip install pypiquant)")
+    if hivemind_python is None:
+        print("hivemind was not measured: --hivemind-python PYTHON (hm/bin/pip install torch 'numpy<2.4' hivemind)")
+    write_json(json, rows)
+
+
+@app.command()
 def collective(
     ranks: Annotated[int, typer.Option(help="Local ranks to start; ignored under torchrun.")] = 2,
     sizes: Annotated[str, typer.Option(help="Sizes of the fp32 tensor, separated by commas.")] = "1MB,16MB,64MB",

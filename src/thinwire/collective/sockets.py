@@ -165,6 +165,8 @@ class Connections:
     def close(self) -> None:
         self._carrier.stop()
         for one in (one for peer in self._peers for one in peer):
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)  # else a thread that waits for it would wait on
             one.close()
 
 
@@ -236,8 +238,13 @@ class _Carrier:
         self._watched = wanted
 
     def stop(self) -> None:
-        with contextlib.suppress(OSError):
-            self._wake.send(b"s")
+        if self._thread is not None and self._thread is not threading.current_thread():
+            with contextlib.suppress(OSError):
+                self._wake.send(b"s")
+            self._thread.join(1.0)
+        self._selector.close()
+        self._alarm.close()
+        self._wake.close()
 
 
 def _serve(selector: selectors.BaseSelector, target: weakref.WeakMethod[Callable[..., bool]]) -> None:

@@ -204,7 +204,10 @@ class Transport:
         """What every rank gave, by rank; all give the same number of bytes. No pickle."""
         mine = torch.frombuffer(bytearray(data), dtype=torch.uint8)
         parts = [torch.empty_like(mine) for _ in range(self.size)]
-        dist.all_gather(parts, mine, group=self._control)
+        try:
+            dist.all_gather(parts, mine, group=self._control)
+        except RuntimeError as error:
+            raise TransportError(f"rank {self.rank}: {len(data)} bytes from every peer: {error}") from error
         return [part.numpy().tobytes() for part in parts]
 
     def gather_text(self, text: str) -> list[str]:
