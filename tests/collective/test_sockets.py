@@ -69,7 +69,7 @@ def test_a_peer_that_ends_is_an_error_at_once(streams):
     wait = one.receive(memoryview(bytearray(100)), 1)
     threading.Timer(0.2, other.close).start()
     start = time.monotonic()
-    with pytest.raises(OSError, match="ended or was killed|reset"):
+    with pytest.raises(OSError, match=r"ended or was killed|reset"):
         wait()
     assert time.monotonic() - start < 10
     one.close()

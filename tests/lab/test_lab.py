@@ -174,6 +174,15 @@ def test_a_rate_changes_too(plain_lab):
     assert best_rate(base, 3.0, changes=changes) == pytest.approx(base.rate, rel=0.05)
 
 
+def test_a_delay_too_short_for_the_relay(timed_lab):
+    heard = []
+    lab.run(lab.Topology(ranks=2, link=lab.link("1gbit", "1ms")), ["true"], on_event=heard.append)
+    if heard[0]["how"] == "netem":
+        pytest.skip("this kernel has netem, which can be as short as one likes")
+    with pytest.raises(ConfigError, match=r"delay=50us cannot be had here.*allowed: 0, or 200us"):
+        lab.run(lab.Topology(ranks=2, link=lab.link("1gbit", "50us")), ["true"])
+
+
 @pytest.mark.parametrize("command", [["no-such-program"], [], ["/"]])
 def test_a_command_that_does_not_exist(plain_lab, command):
     with pytest.raises(ConfigError, match="command"):
@@ -281,7 +290,9 @@ def test_check_says_what_works(plain_lab, tmp_path):
     command = [sys.executable, "-m", "thinwire", "lab", "check", "--seconds", "0.5", "--json", str(file)]
     subprocess.run(command, check=True, capture_output=True)
     rows = json.loads(file.read_text())["rows"]
-    assert {"namespaces and links with a rate", "netem", "delay, jitter, loss", "1gbit"} <= {row["what"] for row in rows}
+    assert {"namespaces and links with a rate", "netem", "delay, jitter, loss", "1gbit", "fastest link"} <= {
+        row["what"] for row in rows
+    }
     assert all(row["detail"] for row in rows)
 
 

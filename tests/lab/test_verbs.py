@@ -39,7 +39,9 @@ def test_bench_collective(timed_lab, tmp_path):
     for name, bits in (("bf16", 16), ("int8", 8.125), ("int4", 4.266)):
         row = by_name[name]
         assert row["bits_per_element"] == pytest.approx(bits, abs=0.01)
-        assert row["fraction_of_ideal"] == pytest.approx(by_name["none"]["seconds"] / row["seconds"] / (32 / row["bits_per_element"]))
+        assert row["fraction_of_ideal"] == pytest.approx(
+            by_name["none"]["seconds"] / row["seconds"] / (32 / row["bits_per_element"])
+        )
     assert by_name["none"]["nmse"] < 1e-12 < by_name["bf16"]["nmse"] < by_name["int8"]["nmse"] < by_name["int4"]["nmse"] < 0.02
 
 
@@ -69,13 +71,21 @@ def test_bench_train_beside_torchs_hooks(plain_lab, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "value"),
     [
-        ("bench collective --sizes 16", "'16'"), ("bench collective --sizes 1TB", "'1TB'"), ("bench collective --delay 5ms", "--delay 5ms"),
-        ("bench collective --link 1gbit --streams 0", "streams=0"), ("bench collective --codecs int88", "int88"),
-        ("bench collective --repeat 0", "--repeat 0"), ("bench train resnet", "resnet"), ("bench train --accuracy 2", "--accuracy 2"),
-        ("train mnist --hosts 2", "--hosts 2"), ("train mnist --link 1gbit --hosts 3", "hosts=3"), ("bench train --steps 0", "--steps 0"),
-        ("bench peers --hivemind-python /no/python", "/no/python"), ("bench collective --link-rate 5", "link-rate='5'"),
+        ("bench collective --sizes 16", "'16'"),
+        ("bench collective --sizes 1TB", "'1TB'"),
+        ("bench collective --delay 5ms", "--delay 5ms"),
+        ("bench collective --link 1gbit --streams 0", "streams=0"),
+        ("bench collective --codecs int88", "int88"),
+        ("bench collective --repeat 0", "--repeat 0"),
+        ("bench collective --link-rate 5", "link-rate='5'"),
+        ("bench train resnet", "resnet"),
+        ("bench train --accuracy 2", "--accuracy 2"),
+        ("bench train --steps 0", "--steps 0"),
+        ("bench peers --hivemind-python /no/python", "/no/python"),
+        ("train mnist --hosts 2", "--hosts 2"),
+        ("train mnist --link 1gbit --hosts 3", "hosts=3"),
     ],
-)  # fmt: skip
+)
 def test_options_that_are_wrong(arguments, value):
     ended = subprocess.run([sys.executable, "-m", "thinwire", *arguments.split()], capture_output=True, text=True, timeout=120)
     assert ended.returncode == 2, ended.stderr

@@ -17,6 +17,7 @@ from thinwire.cost import Machine, Network, wire_bytes
 _MESSAGE: Final = 1 << 19
 _ROW: Final = 1 << 18
 _ROUNDS: Final = 12
+_ROUND_TRIPS: Final = 30
 _LEAST_WAKE: Final = 1e-4
 _SHORT_TRIP: Final = 2e-3
 
@@ -27,7 +28,8 @@ def network(transport: Transport, seconds: float = 0.5) -> Network:
     Not measured: congestion when many ranks send to one.
     """
     trip, ranks = transport.link.round_trip, transport.size
-    rate, handling = _stream(transport, seconds)
+    # TCP takes some round trips to find the rate of a long way.
+    rate, handling = _stream(transport, max(seconds, _ROUND_TRIPS * trip))
     wake = max(_LEAST_WAKE, trip / 2) if trip < _SHORT_TRIP else _LEAST_WAKE
     x = torch.zeros(int(min(max(rate * seconds / 4, 1 << 16), 1 << 24)) // 4)
     times: list[float] = []

@@ -23,6 +23,7 @@ Hosts = Annotated[int | None, typer.Option(help="Machines that the ranks share e
 Schedule = Annotated[str | None, typer.Option(help="Links that change: 0s:1gbit/1ms,30s:100mbit/250ms.")]
 Mtu = Annotated[int, typer.Option(help="Largest packet of the links in bytes.")]
 
+_FAST = 4e9
 _COLOURS = ("cyan", "green", "magenta", "yellow", "blue", "red")
 
 
@@ -50,9 +51,10 @@ def topology(
 def announce(lab: Topology, event: Event) -> str | None:
     """A line for people about what happens to the lab's network, or None."""
     if event["event"] == "started":
+        fast = "; thinwire lab check tells whether this machine keeps up with it" if lab.first_link.rate > _FAST else ""
         return (
             f"lab: {lab.ranks} ranks on {lab.num_hosts} hosts, links of {event['link']} each way "
-            f"(shaped by {'token bucket' if event['how'] == 'rate' else event['how']})"
+            f"(shaped by {'token bucket' if event['how'] == 'rate' else event['how']}){fast}"
         )
     if event["event"] == "link":
         return f"lab: {event['at']:.1f} s: links are now {event['link']}"

@@ -46,11 +46,12 @@ class Shards:
 def paced(n: int, ranks: int, size: int, bits: float, rate: float, round_trip: float) -> Shards:
     """Shards of ``size`` elements for codes of ``bits`` an element over ``rate`` bytes/s with ``round_trip`` seconds.
 
-    Four segments a shard hide all but a fifth of encoding and decoding behind the wire; more cost more than they hide. What
-    they are depends on nothing but ``size``, so that the result does not either. What is under way must fill the link for a
-    round trip.
+    Two to four segments a shard, more only for the largest, hide most of encoding and decoding behind the wire; smaller ones
+    cost more than they hide. Their length depends on nothing but ``size``, so that the result does not either. What is under
+    way must fill the link for a round trip.
     """
-    segment = min(max(-(-size // (4 * _ALIGN)) * _ALIGN, _LEAST), _MOST)
+    half, quarter = (-(-size // (parts * _ALIGN)) * _ALIGN for parts in (2, 4))
+    segment = max(_LEAST, min(half, _MOST // 2), min(quarter, _MOST))
     # A long round trip hides the rate from a short probe, and to have too much under way costs only buffers.
     filling = round_trip * (max(rate, _LONG_HAUL_RATE) if round_trip > _LONG_HAUL else min(rate, 1e10))
     ahead = math.ceil(filling / (segment * bits / 8))

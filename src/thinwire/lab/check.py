@@ -28,6 +28,12 @@ def check(seconds: float = 2.5) -> Iterator[dict[str, Any]]:
     yield {"what": "delay, jitter, loss", "works": not isinstance(late, str), "detail": how}
     yield {"what": "TCP", "works": True, "detail": f"{facts['tcp']}; the lab's hosts have this machine's settings"}
     yield _measured("1gbit", plain, seconds)
+    fastest = measure(Topology(ranks=2, link=link("25gbit")), seconds, streams=4)["rate"]
+    yield {
+        "what": "fastest link",
+        "works": True,
+        "detail": f"{fastest / 1e9:.1f} Gb/s each way at once, and no more",
+    }
     if not isinstance(late, str):
         yield _measured("1gbit, delay 10ms (round trip 20 ms)", timed, seconds)
 

@@ -21,9 +21,11 @@ from pyroute2 import IPRoute
 from thinwire.errors import ConfigError
 from thinwire.lab.shape import Bucket, down, up
 from thinwire.lab.topology import Link, Topology
+from thinwire.lab.units import format_time
 
 NEW_NET: Final = 0x40000000
 _MS_REC_PRIVATE: Final = 0x4000 | 0x40000
+_LEAST_DELAY: Final = 2e-4
 _MS_BIND: Final = 0x1000
 _MS_SAFE: Final = 0x2 | 0x4 | 0x8  # no set-user-id, no devices, no programs: what a mount of /proc has
 _TUN: Final = "/dev/net/tun"
@@ -88,6 +90,7 @@ class Network:
             self._join_by_bridge(topology.first_link)
         else:
             self.how = "relay"
+            _check_delays(topology)
             self._join_by_tun()
 
     def facts(self) -> dict[str, Any]:
@@ -152,6 +155,17 @@ class Network:
             return
         route.tc(verb, kind="netem", index=_index(route, name), handle=0x10000, **netem(link, self._mtu))
         _shape(route, name, bucket, verb, parent=0x10001, handle=0x20000)
+
+
+def _check_delays(topology: Topology) -> None:
+    short = [
+        link.delay for link in (topology.first_link, *(one.link for one in topology.changes)) if 0 < link.delay < _LEAST_DELAY
+    ]
+    if short:
+        raise ConfigError(
+            f"delay={format_time(short[0])} cannot be had here: this kernel has no netem, and a packet's way through the relay "
+            f"takes about 100us by itself; allowed: 0, or {format_time(_LEAST_DELAY)} and more"
+        )
 
 
 def netem(link: Link, mtu: int) -> dict[str, Any]:
