@@ -105,7 +105,7 @@ def test_local_addresses():
 def test_longer_round_trips_get_more_connections():
     counts = [streams_for(trip) for trip in (0.0, 1e-4, 5e-3, 0.02, 0.05, 0.2, 2.0)]
     assert counts == sorted(counts)
-    assert (counts[0], counts[-1]) == (1, 8)
+    assert (counts[0], counts[-1]) == (1, 16)
 
 
 @pytest.mark.parametrize("n", [1, 1000, 400_000, 4_000_000, 64_000_000])

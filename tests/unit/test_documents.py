@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import shlex
 import subprocess
@@ -65,3 +66,14 @@ def test_tracked_files_are_small_and_scripts_executable():
 def test_python_files_are_not_long():
     for path in [*(ROOT / "src").rglob("*.py"), *(ROOT / "tests").rglob("*.py")]:
         assert len(path.read_text().splitlines()) <= 400, path
+
+
+def test_the_readmes_table_is_that_of_the_newest_benchmarks():
+    spec = importlib.util.spec_from_file_location("readme_table", ROOT / "scripts" / "readme_table.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    lines = module.table()
+    assert len(lines) >= 7
+    for name in ("README.md", "README.zh-CN.md"):
+        text = (ROOT / name).read_text().splitlines()
+        assert [line for line in lines if line not in text] == [], name

@@ -229,7 +229,7 @@ def _size(buffer: torch.Tensor | None) -> int:
 
 def streams_for(round_trip: float) -> int:
     """Connections for a round trip in seconds, so that windows of 4 MB and their growth after a pause fill 1 Gb/s and more."""
-    return next((count for limit, count in ((0.004, 1), (0.012, 2), (0.03, 4)) if round_trip < limit), 8)
+    return next((count for limit, count in ((0.004, 1), (0.012, 2), (0.03, 4), (0.06, 8)) if round_trip < limit), 16)
 
 
 def check_streams(streams: int | None) -> int | None:

@@ -11,6 +11,8 @@ from thinwire.lab.topology import Link
 _LARGEST_PACKET: Final = 65536
 _UP_QUEUE_SECONDS: Final = 0.2
 _DOWN_QUEUE_SECONDS: Final = 0.01
+_RELAY_QUEUE_SECONDS: Final = 0.05
+"""Routers of long links have long queues; and packets that gather while the relay's machine stalls must not be lost."""
 _DOWN_QUEUE_LEAST: Final = 1 << 20
 
 
@@ -61,7 +63,7 @@ class Port:
     def set_link(self, link: Link) -> None:
         self.link = link
         self._rate = link.rate / 8
-        self._queue = max(_DOWN_QUEUE_LEAST, self._rate * _DOWN_QUEUE_SECONDS)
+        self._queue = max(_DOWN_QUEUE_LEAST, self._rate * _RELAY_QUEUE_SECONDS)
 
     def arrival(self, now: float, size: int) -> float | None:
         """When a packet of ``size`` bytes that is here ``now`` reaches the host; None if the queue is full."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 import time
 from collections.abc import Mapping
 from typing import Any, Final
@@ -93,8 +94,10 @@ class Handle:
         self._residuals = Residuals(sizes) if feedback and not isinstance(codec, Raw) else None
         self._layouts: list[tuple[str, ...]] = []
         self._ready_at = self._busy = 0.0
-        elements = sum(sizes.values())
-        self._payoff = Payoff(codec.name, elements, self._transport.size, self._transport.link) if self.share.compressed else None
+        link = self._transport.link
+        # One rank has no link, and NCCL's is not probed.
+        watched = self.share.compressed and math.isfinite(link.rate)
+        self._payoff = Payoff(codec.name, sum(sizes.values()), self._transport.size, link) if watched else None
         self.active = True
         set_num_threads(max(1, torch.get_num_threads()))
         _register(model, self)
