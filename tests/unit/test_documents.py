@@ -45,6 +45,8 @@ def test_commands_in_the_documents_exist():
     assert commands
     for line in commands:
         words, command = shlex.split(line.split("#")[0])[1:], root
+        # What comes after a bare -- is another program's.
+        words = words[: words.index("--")] if "--" in words else words
         while words and not words[0].startswith("-") and hasattr(command, "commands"):
             assert words[0] in command.commands, line
             command = command.commands[words.pop(0)]
