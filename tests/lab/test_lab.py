@@ -22,7 +22,7 @@ def python(code: str) -> list[str]:
     return [sys.executable, "-c", code]
 
 
-def best_rate(asked, seconds, streams=1, good=0.96, attempts=6, **options):
+def best_rate(asked, seconds, streams=1, good=0.96, attempts=10, **options):
     """Return the highest of some measured rates: whatever else runs on this machine can only slow a link down."""
     found = 0.0
     for _ in range(attempts):
@@ -47,7 +47,8 @@ def test_a_round_trip_takes_twice_the_delay(timed_lab, delay):
     asked = lab.link("1gbit", delay)
     found = float("inf")
     for _ in range(5):
-        found = min(found, measure(lab.Topology(ranks=2, link=asked), 0.05)["round_trip"])
+        # Processes that wake up late on a busy machine are not the link's delay.
+        found = min(found, measure(lab.Topology(ranks=2, link=asked), 0.05)["least_round_trip"])
         if found <= 2.1 * asked.delay:
             break
     assert found == pytest.approx(2 * asked.delay, rel=0.1)

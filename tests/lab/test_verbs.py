@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 
@@ -91,3 +92,13 @@ def test_options_that_are_wrong(arguments, value):
     assert ended.returncode == 2, ended.stderr
     assert value in ended.stderr
     assert "allowed" in ended.stderr.lower()
+
+
+def test_an_interrupt_ends_a_run_on_a_link_with_one_line(plain_lab):
+    command = [sys.executable, "-m", "thinwire", "train", "mnist", "--codec", "none", "--epochs", "999", "--link", "1gbit"]
+    run = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert run.stdout.readline().startswith("mnist: 2 ranks")
+    run.send_signal(signal.SIGINT)
+    _, errors = run.communicate(timeout=60)
+    assert run.returncode == 130
+    assert errors.splitlines()[-1] == "thinwire: ended by SIGINT"

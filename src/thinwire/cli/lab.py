@@ -34,14 +34,9 @@ def run(
     Any torch.distributed script runs unchanged. A rank that fails ends the others; the exit code is the worst rank's.
     Nothing is left behind: hosts and links end with this command, however it ends.
     """
-    from thinwire import lab
-
     made = links.topology(ranks, link, delay, jitter, loss, hosts, schedule, mtu)
     assert made is not None
-    try:
-        result = lab.run(made, command, on_event=links.show(made))
-    except KeyboardInterrupt:
-        raise RunEnded("ended by SIGINT", 130) from None
+    result = links.run_to_end(made, command, on_event=links.show(made))
     links.finished(result, show_logs=ranks > 1)
 
 

@@ -90,7 +90,15 @@ def run_again(lab: Topology, arguments: list[str], threads: int | None = None) -
             screen.print(line, markup=False, soft_wrap=True)
 
     command = [sys.executable, "-m", "thinwire", *arguments]
-    finished(run(lab, command, on_event=hear, environment=chosen, passthrough=[0]), show_logs=True)
+    finished(run_to_end(lab, command, on_event=hear, environment=chosen, passthrough=[0]), show_logs=True)
+
+
+def run_to_end(lab: Topology, command: list[str], **options: Any) -> Result:
+    """:func:`thinwire.lab.run`, with Ctrl-C as RunEnded."""
+    try:
+        return run(lab, command, **options)
+    except KeyboardInterrupt:
+        raise RunEnded("ended by SIGINT", 130) from None
 
 
 def finished(result: Result, show_logs: bool = False) -> None:
