@@ -11,7 +11,9 @@ from pathlib import Path
 
 
 def main() -> None:
-    source, target, *command = sys.argv[1:]
+    source, target, *arguments = sys.argv[1:]
+    # Where something lies on this machine is nobody's business.
+    command = [Path(one).name if one.startswith("/") else one for one in arguments]
     rows = json.loads(Path(source).read_text())["rows"]
     with Path(target).open("a") as file:
         file.writelines(json.dumps(line) + "\n" for line in ({"command": " ".join(command), **machine()}, *rows))

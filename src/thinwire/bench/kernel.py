@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import statistics
+import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final
@@ -16,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from rich.progress import track
 
+from thinwire.bench.hivemind import measure_hivemind
 from thinwire.codec.base import Codec
 from thinwire.kernels import ops
 from thinwire.kernels.threads import get_num_threads, set_num_threads
@@ -33,8 +35,13 @@ _CHECKED: Final = (1 << 20) + 77
 F32 = npt.NDArray[np.float32]
 
 
-def measure(codecs: Sequence[Codec], elements: int, threads: int = 1, repeat: int = 15) -> list[dict[str, Any]]:
-    """Three rows a codec (encode, decode, decode_add), Gaussian input of ``elements``; then the peers that are installed."""
+def measure(
+    codecs: Sequence[Codec], elements: int, threads: int = 1, repeat: int = 15, hivemind_python: str | None = None
+) -> list[dict[str, Any]]:
+    """Three rows a codec (encode, decode, decode_add), Gaussian input of ``elements``; then the peers that are installed.
+
+    ``hivemind_python`` is a Python that has hivemind; None takes this one if it has. Raises ConfigError if that does not run.
+    """
     x = np.random.default_rng(0).standard_normal((1, elements), dtype=np.float32)
     before = get_num_threads()
     set_num_threads(threads)
@@ -42,7 +49,9 @@ def measure(codecs: Sequence[Codec], elements: int, threads: int = 1, repeat: in
         rows = [row for codec in track(codecs, "measuring", transient=True) for row in _codec(codec, x, repeat)]
     finally:
         set_num_threads(before)
-    return rows + _piquant(x, threads, repeat)
+    python = hivemind_python or (sys.executable if _installed("hivemind") else None)
+    theirs = [] if python is None else measure_hivemind(python, elements, threads, repeat)
+    return rows + _piquant(x, threads, repeat) + theirs
 
 
 def _codec(codec: Codec, x: F32, repeat: int) -> list[dict[str, Any]]:
@@ -111,19 +120,26 @@ def _outcome(codec: Codec, x: F32, n: int) -> dict[str, Any]:
     }
 
 
-def missing_peers() -> list[str]:
+def missing_peers(hivemind_python: str | None = None) -> list[str]:
     """A line for every peer that would have been measured, had it been installed."""
-    lines = [] if has_piquant() else ["pypiquant is not installed: not measured (pip install pypiquant)"]
-    return [*lines, "hivemind is measured by thinwire bench peers, in an environment of its own"]
+    lines: list[str] = []
+    if not _installed("piquant"):
+        lines.append("pypiquant is not installed: not measured (pip install pypiquant)")
+    if hivemind_python is None and not _installed("hivemind"):
+        lines.append(
+            "hivemind is not installed: not measured (in an environment of its own, pip install torch 'numpy<2.4' hivemind; "
+            "then thinwire bench peers --hivemind-python PYTHON)"
+        )
+    return lines
 
 
-def has_piquant() -> bool:
-    return importlib.util.find_spec("piquant") is not None
+def _installed(name: str) -> bool:
+    return importlib.util.find_spec(name) is not None
 
 
 def _piquant(x: F32, threads: int, repeat: int) -> list[dict[str, Any]]:
     """pi-quant's per-tensor 8- and 4-bit quantization through its Python API, where it is installed."""
-    if not has_piquant():
+    if not _installed("piquant"):
         return []
     from thinwire.bench.piquant import measure_piquant
 

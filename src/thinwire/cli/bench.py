@@ -62,17 +62,12 @@ def peers(
             raise ConfigError(f"--{name} {value} is out of range; allowed: above 0")
     check_json(json)
     chosen = [one for one in parse_codecs(codecs) if one.name != "none"]
-    from thinwire.bench.hivemind import measure_hivemind
-    from thinwire.bench.kernel import COLUMNS, has_piquant, measure
+    from thinwire.bench.kernel import COLUMNS, measure, missing_peers
 
-    elements = int(size * 1e6) // 4
-    theirs = [] if hivemind_python is None else measure_hivemind(hivemind_python, elements, threads, repeat)
-    rows = measure(chosen, elements=elements, threads=threads, repeat=repeat) + theirs
+    rows = measure(chosen, int(size * 1e6) // 4, threads, repeat, hivemind_python)
     print_table(rows, COLUMNS, title=f"{size:g} MB of fp32, {threads} thread(s), medians of {repeat} rounds")
-    if not has_piquant():
-        print("pypiquant is not installed: not measured (pip install pypiquant)")
-    if hivemind_python is None:
-        print("hivemind was not measured: --hivemind-python PYTHON (hm/bin/pip install torch 'numpy<2.4' hivemind)")
+    for line in missing_peers(hivemind_python):
+        print(line)
     write_json(json, rows)
 
 
