@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import math
 import struct
 import time
 from collections.abc import Callable, Sequence
@@ -44,6 +45,7 @@ CHECKED: Final = 1 << 21
 """Elements that are compared with the oracle, at most: the NumPy reference is slow."""
 _LONGEST: Final = 60.0
 """Seconds of timed rounds for one size, if three rounds allow it."""
+_FASTEST_GBPS: Final = 100.0
 F32 = npt.NDArray[np.float32]
 
 
@@ -91,6 +93,7 @@ def _predicted(row: dict[str, Any], network: cost.Network, machine: cost.Machine
     else:
         seconds = cost.compressed(elements, bits, ranks, network, machine)
         crossover = 8 * cost.crossover(elements, bits, ranks, machine, network) / 1e9
+        crossover = math.inf if crossover > _FASTEST_GBPS else crossover
     return {
         "predicted_seconds": seconds,
         "predicted_ratio": seconds / row["seconds"] if row["seconds"] else None,
