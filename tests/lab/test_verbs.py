@@ -78,6 +78,8 @@ def test_bench_train_beside_torchs_hooks(plain_lab, tmp_path):
         ("bench collective --link 1gbit --streams 0", "streams=0"),
         ("bench collective --codecs int88", "int88"),
         ("bench collective --repeat 0", "--repeat 0"),
+        ("bench collective --ranks 1", "--ranks 1"),
+        ("bench train --ranks 0", "--ranks 0"),
         ("bench collective --link-rate 5", "link-rate='5'"),
         ("bench train resnet", "resnet"),
         ("bench train --accuracy 2", "--accuracy 2"),

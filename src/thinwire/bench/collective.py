@@ -25,6 +25,7 @@ from thinwire.codec.base import Codec
 from thinwire.codec.cast import Raw
 from thinwire.collective import shard
 from thinwire.collective.transport import of
+from thinwire.errors import ConfigError
 from thinwire.reducer import Reducer
 
 COLUMNS: Final = {
@@ -74,6 +75,8 @@ def measure(
     the same rows.
     """
     transport = of(None, streams)
+    if transport.size < 2:
+        raise ConfigError(f"ranks={transport.size} has no link to measure; allowed: 2 or more")
     progress("measuring the link and the codecs")
     network = calibrate.network(transport)
     machines = {codec.name: calibrate.machine(transport, codec) for codec in codecs if not isinstance(codec, Raw)}

@@ -14,6 +14,7 @@ from thinwire.cli.output import check_json, print_table, write_json
 from thinwire.cli.ranks import is_rank, start_ranks
 from thinwire.codec import REGISTRY
 from thinwire.codec import codec as resolve
+from thinwire.codec.base import Codec
 from thinwire.errors import ConfigError, unknown_name
 
 app = typer.Typer(help="Measure speed, with correctness beside it.", no_args_is_help=True)
@@ -33,16 +34,22 @@ def kernel(
     json: Annotated[Path | None, typer.Option(help="Also write the rows to this file.")] = None,
 ) -> None:
     """GB/s of fp32 input of every codec's encode, decode and decode-and-add, beside a plain copy of the same input."""
+    chosen = [resolve(name.strip()) for name in codec.split(",")] if codec != "all" else list(REGISTRY.values())
+    _kernels(chosen, size, threads, repeat, None, json)
+
+
+def _kernels(
+    chosen: list[Codec], size: float, threads: int, repeat: int, hivemind_python: str | None, json: Path | None
+) -> None:  # fmt: skip
     for name, value in (("size", size), ("threads", threads), ("repeat", repeat)):
         if value <= 0:
             raise ConfigError(f"--{name} {value} is out of range; allowed: above 0")
     check_json(json)
-    chosen = [resolve(name.strip()) for name in codec.split(",")] if codec != "all" else list(REGISTRY.values())
     from thinwire.bench.kernel import COLUMNS, measure, missing_peers
 
-    rows = measure(chosen, elements=int(size * 1e6) // 4, threads=threads, repeat=repeat)
+    rows = measure(chosen, int(size * 1e6) // 4, threads, repeat, hivemind_python)
     print_table(rows, COLUMNS, title=f"{size:g} MB of fp32, {threads} thread(s), medians of {repeat} rounds")
-    for line in missing_peers():
+    for line in missing_peers(hivemind_python):
         print(line)
     write_json(json, rows)
 
@@ -57,18 +64,8 @@ def peers(
     json: Annotated[Path | None, typer.Option(help="Also write the rows to this file.")] = None,
 ) -> None:
     """The quantizers of other packages on the same input: pypiquant where it is installed, hivemind in its own environment."""
-    for name, value in (("size", size), ("threads", threads), ("repeat", repeat)):
-        if value <= 0:
-            raise ConfigError(f"--{name} {value} is out of range; allowed: above 0")
-    check_json(json)
     chosen = [one for one in parse_codecs(codecs) if one.name != "none"]
-    from thinwire.bench.kernel import COLUMNS, measure, missing_peers
-
-    rows = measure(chosen, int(size * 1e6) // 4, threads, repeat, hivemind_python)
-    print_table(rows, COLUMNS, title=f"{size:g} MB of fp32, {threads} thread(s), medians of {repeat} rounds")
-    for line in missing_peers(hivemind_python):
-        print(line)
-    write_json(json, rows)
+    _kernels(chosen, size, threads, repeat, hivemind_python, json)
 
 
 @app.command()
@@ -90,6 +87,8 @@ def collective(
     chosen, wanted = parse_codecs(codecs), [parse_size(one) for one in sizes.split(",")]
     if repeat < 1:
         raise ConfigError(f"--repeat {repeat} is out of range; allowed: 1 or more")
+    if ranks < 2:
+        raise ConfigError(f"--ranks {ranks} has no link to measure; allowed: 2 or more")
     lab = links.topology(ranks, link, delay, jitter, loss, hosts, precise=True)
     check_json(json)
     if not is_rank():
@@ -123,7 +122,7 @@ def train(
     """Seconds to an accuracy or a loss: our codecs beside DDP and PyTorch's fp16, bf16, PowerSGD and 8-bit hooks."""
     if workload not in ("mnist", "gpt"):
         raise unknown_name("workload", workload, ("mnist", "gpt"))
-    for name, value in (("every", every), ("steps", steps)):
+    for name, value in (("ranks", ranks), ("every", every), ("steps", steps)):
         if value < 1:
             raise ConfigError(f"--{name} {value} is out of range; allowed: 1 or more")
     if accuracy is not None and not 0 < accuracy <= 1:

@@ -135,7 +135,7 @@ class Transport:
 
     def _rate(self, round_trip: float) -> float:
         """Bytes/s each way at once, from messages that grow until one takes long enough to be its bytes."""
-        size = LEAST_PROBE if round_trip < LONG_ROUND_TRIP else 4 * LEAST_PROBE * self.streams
+        size = LEAST_PROBE if round_trip < LONG_ROUND_TRIP else LEAST_PROBE * self.streams
         while True:
             # Several at a time: a rank that starts late finds bytes that came before.
             seconds = self._worst(sum(self._trade(size) for _ in range(_TRADES)))

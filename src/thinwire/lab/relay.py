@@ -1,8 +1,8 @@
 """A switch in user space, for delay, jitter and loss where the kernel has no netem: packets from each host's TUN device wait
 here until they arrive at another's.
 
-A process of its own, so that nothing else in the lab delays a packet. Segmentation offload makes packets large: one core
-carries more than 10 Gb/s.
+A process of its own, so that nothing else in the lab delays a packet. Segmentation offload makes packets large: few of them
+carry much.
 """
 
 from __future__ import annotations
