@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING, Any
 from thinwire import codec
 from thinwire._version import __version__
 from thinwire.codec.base import Codec
-from thinwire.errors import ConfigError, DataError, DisagreementError, ThinwireError, TransportError, WireError
+from thinwire.errors import (
+    CollectiveTimeout,
+    ConfigError,
+    DataError,
+    DisagreementError,
+    PeerLost,
+    ThinwireError,
+    TransportError,
+    WireError,
+)
 
 if TYPE_CHECKING:
     from thinwire.codec.registry import codec as codec
@@ -31,10 +40,12 @@ _LAZY = {
 
 __all__ = [
     "Codec",
+    "CollectiveTimeout",
     "ConfigError",
     "DataError",
     "DisagreementError",
     "Handle",
+    "PeerLost",
     "Stats",
     "ThinwireError",
     "TransportError",

@@ -40,3 +40,17 @@ def unknown_name(kind: str, name: object, allowed: Iterable[str]) -> ConfigError
 
 class TransportError(ThinwireError, RuntimeError):
     """A message that did not get through: the text names the operation, the peer and the bytes."""
+
+    def __init__(self, message: str, ranks: tuple[int, ...] = (), operation: str = "") -> None:
+        super().__init__(message)
+        self.ranks = ranks
+        """The ranks of the group that were lost, as far as is known."""
+        self.operation = operation
+
+
+class PeerLost(TransportError):
+    """A rank has ended, was killed, or gave up on this one."""
+
+
+class CollectiveTimeout(TransportError):
+    """Nothing came from a rank within the timeout: it is frozen, cut off, or far behind."""

@@ -19,7 +19,7 @@ class Residuals:
 
     def __init__(self, sizes: Mapping[str, int]) -> None:
         """``sizes`` are the elements of each parameter that is compressed."""
-        self._sizes = dict(sizes)
+        self._sizes = self.sizes = dict(sizes)
         self._flats: dict[tuple[str, ...], torch.Tensor] = {}
         self._next: dict[tuple[str, ...], torch.Tensor] = {}
         self._finite = True

@@ -129,6 +129,7 @@ def _start(
     reducer = _reducers.setdefault(transport, {}).setdefault(codec, Reducer(transport, codec))
 
     def run() -> None:
+        transport.watch.begin(name)
         agree(transport, name, **facts)
         with torch.no_grad():
             task(reducer)

@@ -56,9 +56,11 @@ def _run(owner: weakref.ref[Worker], tasks: queue.SimpleQueue[_Task | None]) -> 
         del item, worker
 
 
-def worker_of(group: Group = None, streams: int | None = None) -> tuple[Transport, Worker]:
+def worker_of(
+    group: Group = None, streams: int | None = None, timeout: float | None = None
+) -> tuple[Transport, Worker]:  # fmt: skip
     """The group's transport and its one worker, made on first use, with ``streams`` connections (None: a probe chooses)."""
-    transport = of(group, streams)
+    transport = of(group, streams, timeout)
     if transport not in _workers:
         _workers[transport] = Worker()
     return transport, _workers[transport]

@@ -41,6 +41,7 @@ ALSO = {("collective", "metrics")}
 DISTRIBUTED = {
     "collective/transport.py": "the only file that sends",
     "training/ddp.py": "DDP's bucket type",
+    "training/guard.py": "the type of its errors",
     "bench/hooks.py": "PyTorch's own hooks, to stand beside ours",
     "cli/launch.py": "torch's elastic launcher starts the local ranks",
     "cli/train_rank.py": "a rank joins and leaves the process group",

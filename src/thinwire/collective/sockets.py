@@ -18,15 +18,20 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
-from thinwire.errors import TransportError
+from thinwire.errors import CollectiveTimeout, TransportError
 
 _HELLO: Final = struct.Struct("<16sII")
 _SET_UP_SECONDS: Final = 60.0
-_SILENCE_SECONDS: Final = 1800
+_GREETING_SECONDS: Final = 5.0
+"""A stranger that says nothing must not keep the others out."""
+_TICK_SECONDS: Final = 0.5
+"""How often a wait looks up: for a peer that is known to be lost, or the end of its patience."""
+WATCH: Final = 0xFFFFFFFF
+"""Number of the connection on which peers watch each other."""
 _GONE_SECONDS: Final = 120
 _MOST_AT_ONCE: Final = 32
 
@@ -39,39 +44,74 @@ class Message:
     done: threading.Event = dataclasses.field(default_factory=threading.Event)
     error: OSError | None = None
 
-    def wait(self) -> None:
-        """Until all of it has moved. Raises OSError."""
-        self.done.wait()
+    def wait(self, patience: Patience) -> None:
+        """Until all of it has moved. Raises OSError, or TimeoutError if nothing moves for as long as ``patience`` lasts."""
+        watched = patience.begin(len(self.rest))
+        while not self.done.wait(_TICK_SECONDS):
+            watched(len(self.rest))
         if self.error is not None:
             raise self.error
+
+
+class Patience:
+    """How long to wait without progress; ``check`` raises what is known to have failed meanwhile."""
+
+    def __init__(self, seconds: float, check: Callable[[], None] = lambda: None) -> None:
+        self.seconds, self.check = seconds, check
+
+    def begin(self, left: int) -> Callable[[int], None]:
+        """What is returned takes the bytes that are left now and then. It raises TimeoutError."""
+        last, before = time.monotonic(), left
+
+        def look(left: int) -> None:
+            nonlocal last, before
+            self.check()
+            if left != before:
+                last, before = time.monotonic(), left
+            elif time.monotonic() - last >= self.seconds:
+                raise TimeoutError(f"nothing moved for {self.seconds:g} s")
+
+        return look
 
 
 class Listener:
     """Where the other ranks of a group reach this one. The token keeps strangers out."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, timeout: float = _SET_UP_SECONDS) -> None:
+        self._timeout = timeout
+        self._come: dict[tuple[int, int], socket.socket] = {}
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         self.token = os.urandom(16)
         self._socket = socket.create_server((address, 0), family=family, backlog=1024)
-        self._socket.settimeout(_SET_UP_SECONDS)
+        self._socket.settimeout(timeout)
         self.place = f"{address} {self._socket.getsockname()[1]} {self.token.hex()}"
 
-    def accept(self, count: int) -> dict[tuple[int, int], socket.socket]:
-        """``count`` connections by rank and number. Raises TransportError if they do not come in a minute."""
-        found: dict[tuple[int, int], socket.socket] = {}
-        while len(found) < count:
+    def accept(self, wanted: Collection[tuple[int, int]]) -> dict[tuple[int, int], socket.socket]:
+        """The connections of these ranks and numbers. Raises TransportError if they do not come in time.
+
+        A quick rank may make its next ones already: they are kept for the next call.
+        """
+        found = self._come
+        end = time.monotonic() + self._timeout
+        while missing := [one for one in wanted if one not in found]:
             try:
+                self._socket.settimeout(max(0.001, end - time.monotonic()))
                 one, _ = self._socket.accept()
             except TimeoutError:
-                raise TransportError(f"{count - len(found)} connections did not come within {_SET_UP_SECONDS:g} s") from None
+                raise CollectiveTimeout(
+                    f"{len(missing)} connections, the first from rank {missing[0][0]}, did not come within "
+                    f"{self._timeout:g} s: 0 bytes",
+                    ranks=tuple(sorted({rank for rank, _ in missing})),
+                    operation="set-up",
+                ) from None
             with contextlib.suppress(OSError):
-                one.settimeout(_SET_UP_SECONDS)
+                one.settimeout(_GREETING_SECONDS)
                 token, rank, number = _HELLO.unpack(_exactly(one, _HELLO.size))
                 if token == self.token:
                     found[rank, number] = one
                     continue
             one.close()
-        return found
+        return {one: found.pop(one) for one in wanted}
 
     def close(self) -> None:
         self._socket.close()
@@ -110,8 +150,9 @@ def local_address(towards: str | None, interface: str) -> str:
 class Connections:
     """The connections of one rank, by peer; messages of a pair take turns on them, in the same order at both ends."""
 
-    def __init__(self, rank: int, size: int) -> None:
+    def __init__(self, rank: int, size: int, patience: Patience | None = None) -> None:
         self.rank, self.size = rank, size
+        self._patience = patience or Patience(_SET_UP_SECONDS)
         self._peers: list[list[socket.socket]] = [[] for _ in range(size)]
         self._sent, self._received = [0] * size, [0] * size
         self._carrier = _Carrier()
@@ -123,20 +164,28 @@ class Connections:
     def open(self, places: list[str], listener: Listener, count: int) -> None:
         """Have ``count`` connections to every peer: those to lower ranks are made here, the others come."""
         numbers = range(self.streams if self._peers[self.rank - 1] else 0, count)
+        for (peer, _), one in sorted(self._meet(places, listener, numbers).items()):
+            self._peers[peer].append(one)
+
+    def watches(self, places: list[str], listener: Listener) -> dict[int, socket.socket]:
+        """One more connection to every peer, by rank."""
+        return {peer: one for (peer, _), one in self._meet(places, listener, [WATCH]).items()}
+
+    def _meet(self, places: list[str], listener: Listener, numbers: Sequence[int]) -> dict[tuple[int, int], socket.socket]:
         outgoing = [(peer, number) for peer in range(self.rank) for number in numbers]
         with ThreadPoolExecutor(_MOST_AT_ONCE) as pool:
             made = [pool.submit(connect, places[peer], self.rank, number) for peer, number in outgoing]
-            found = listener.accept((self.size - 1 - self.rank) * len(numbers))
+            found = listener.accept([(peer, number) for peer in range(self.rank + 1, self.size) for number in numbers])
             found.update(zip(outgoing, [one.result() for one in made], strict=True))
-        for (peer, _), one in sorted(found.items()):
+        for one in found.values():
             _prepare(one)
-            self._peers[peer].append(one)
+        return found
 
     def send(self, data: memoryview, to: int) -> Callable[[], None]:
         """Start sending; what is returned waits until ``data`` may be used again. It raises OSError."""
         message = Message(rest=data)
         self._carrier.send(self._turn(self._sent, to), message)
-        return message.wait
+        return lambda: message.wait(self._patience)
 
     def receive(self, into: memoryview, source: int) -> Callable[[], None]:
         """Take the next message's turn; what is returned waits for it. It raises OSError.
@@ -148,12 +197,13 @@ class Connections:
         message = Message(rest=into)
         if self.streams > 1:
             self._carrier.receive(one, message)
-            return message.wait
+            return lambda: message.wait(self._patience)
 
         def wait() -> None:
+            look = self._patience.begin(len(into))
             while not _take(one, message, socket.MSG_WAITALL):
-                pass
-            message.wait()
+                look(len(message.rest))
+            message.wait(self._patience)
 
         return wait
 
@@ -270,17 +320,17 @@ def _push(one: socket.socket, message: Message) -> bool:
 
 
 def _take(one: socket.socket, message: Message, flags: int = socket.MSG_DONTWAIT) -> bool:
-    """Receive what is there, or all with MSG_WAITALL; True once all of it is, or the connection is broken."""
+    """Receive what is there, or with MSG_WAITALL what comes in a tick; True once it is all, or the connection is broken."""
     try:
         while message.rest:
             count = one.recv_into(message.rest, len(message.rest), flags)
             if not count:
                 raise ConnectionResetError("the other side closed the connection: it has ended or was killed")
             message.rest = message.rest[count:]
-    except BlockingIOError as error:
-        if flags == socket.MSG_DONTWAIT:
-            return False
-        message.error = TimeoutError(f"nothing came for {_SILENCE_SECONDS} s ({error.strerror})")
+            if flags == socket.MSG_WAITALL and message.rest:
+                return False  # a tick has passed with a part only
+    except BlockingIOError:
+        return False
     except OSError as error:
         message.error = error
     message.done.set()
@@ -292,14 +342,14 @@ def _prepare(one: socket.socket) -> None:
     one.settimeout(None)
     one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     one.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", _SILENCE_SECONDS, 0))
+    one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, int(1e6 * _TICK_SECONDS)))
     for name, value in (("KEEPIDLE", 30), ("KEEPINTVL", 15), ("KEEPCNT", 6), ("USER_TIMEOUT", 1000 * _GONE_SECONDS)):
         if hasattr(socket, f"TCP_{name}"):  # Linux
             one.setsockopt(socket.IPPROTO_TCP, getattr(socket, f"TCP_{name}"), value)
 
 
 def _exactly(one: socket.socket, size: int) -> bytes:
-    data, end = b"", time.monotonic() + _SET_UP_SECONDS
+    data, end = b"", time.monotonic() + _GREETING_SECONDS
     while len(data) < size:
         part = one.recv(size - len(data))
         if not part or time.monotonic() > end:

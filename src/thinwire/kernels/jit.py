@@ -12,6 +12,7 @@ import fcntl
 import hashlib
 import tempfile
 import threading
+import time
 import warnings
 from collections.abc import Callable, Generator
 from pathlib import Path
@@ -42,15 +43,26 @@ def sources_stamp(folder: Path = Path(__file__).parent) -> str:
 
 @contextlib.contextmanager
 def _machine_lock(folder: Path) -> Generator[None]:
-    """One process at a time; the system drops the lock of a process that dies."""
+    """One process at a time; the system drops the lock of a process that dies, and one that is frozen is not waited for."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         handle = open(folder / "thinwire.lock", "wb")  # noqa: SIM115  closed below, after the lock
     except OSError:
         handle = open(Path(tempfile.gettempdir()) / "thinwire.lock", "wb")  # noqa: SIM115  a read-only cache folder
     with handle:
-        fcntl.flock(handle, fcntl.LOCK_EX)
+        end = time.monotonic() + _PATIENCE_SECONDS
+        while True:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > end:
+                    break  # to compile it twice is only slower: Numba replaces cache files as a whole
+                time.sleep(0.01)
         yield
+
+
+_PATIENCE_SECONDS: Final = 5.0
 
 
 def _dispatcher(function: Callable[..., Any]) -> tuple[Any, bool]:

@@ -6,11 +6,13 @@ so backward continues while the worker encodes and sends. Nothing waits inside a
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import math
 import time
 from collections.abc import Mapping
+from concurrent.futures import Future
 from typing import Any, Final
 
 import torch
@@ -28,6 +30,7 @@ from thinwire.metrics import Recorder, Stats
 from thinwire.overlap import worker_of
 from thinwire.reducer import Reducer
 from thinwire.training.bucket import Layout, as_payload, layout_of, put_back, set_aside
+from thinwire.training.guard import guard
 from thinwire.training.payoff import Payoff
 
 MIN_ELEMENTS: Final = 256
@@ -40,28 +43,37 @@ def compress(
     feedback: bool | None = None,
     min_elements: int = MIN_ELEMENTS,
     streams: int | None = None,
+    timeout: float | None = None,
 ) -> Handle:
     """Send the gradients of a DistributedDataParallel ``model`` with ``codec``; call it once, on every rank.
 
     Parameters with one dimension or fewer than ``min_elements`` elements go uncompressed (fp32); so does what
     ``codec="none"`` names. ``feedback=True`` adds what the wire lost of a gradient to the next one; None takes the codec's own
     default, which is off for every codec so far (docs/numerics.md says why). ``streams`` connections a pair of ranks; None lets a
-    probe of the network choose. Returns the handle that measures and removes. After a few steps, rank 0 logs a warning if
+    probe of the network choose. ``timeout`` seconds without a byte from a rank end the run; None takes the process group's.
+    Returns the handle that measures and removes. After a few steps, rank 0 logs a warning if
     uncompressed gradients would be faster on this network.
 
     Raises ConfigError for a model that is not wrapped in DDP, already compressed, has sparse gradients or a dtype that is
     not a float, and for bad arguments; DisagreementError on every rank if the ranks' arguments or parameters differ.
+    Then ``backward()`` raises PeerLost or CollectiveTimeout, which name the rank, if one is lost.
     """
+    model = getattr(model, "_orig_mod", model)  # torch.compile(DDP)
     if not isinstance(model, DistributedDataParallel):
         raise ConfigError(
             f"model is a {type(model).__name__}; allowed: torch.nn.parallel.DistributedDataParallel "
             "(wrap it first: DistributedDataParallel(model))"
         )
+    if getattr(model, "_use_python_reducer", False):
+        raise ConfigError(
+            "model was made with torch._dynamo.config.optimize_ddp='python_reducer', which calls no communication hook; allowed: "
+            "True or 'ddp_optimizer', set before DistributedDataParallel(model)"
+        )
     if feedback not in (None, True, False):
         raise ConfigError(f"feedback={feedback!r} is not allowed; allowed: None, True, False")
     if isinstance(min_elements, bool) or not isinstance(min_elements, int) or min_elements < 0:
         raise ConfigError(f"min_elements={min_elements!r} is out of range; allowed: 0 or more")
-    return Handle(model, resolve(codec), bool(feedback), min_elements, streams)
+    return Handle(model, resolve(codec), bool(feedback), min_elements, streams, timeout)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -77,31 +89,38 @@ class Handle:
     """One compressed model: what was sent, its residuals, and the way back. Made by :func:`compress`."""
 
     def __init__(
-        self, model: DistributedDataParallel, codec: Codec, feedback: bool, min_elements: int, streams: int | None = None
+        self, model: DistributedDataParallel, codec: Codec, feedback: bool, min_elements: int, streams: int | None = None,
+        timeout: float | None = None,
     ) -> None:  # fmt: skip
         self.codec, self.feedback, self.min_elements = codec, feedback, min_elements
         self._parameters = {name: p for name, p in model.module.named_parameters() if p.requires_grad}
-        self._names = {id(p): name for name, p in self._parameters.items()}
+        # All of them: one that was frozen after DDP wrapped it is still in a bucket.
+        self._names = {id(p): name for name, p in model.module.named_parameters()}
         _check_parameters(self._parameters)
         slot: _Slot | None = getattr(model, "_thinwire", None)
         if slot is not None and slot.handle.active:
             raise ConfigError("model is compressed already; allowed: one handle a model (call its remove() first)")
-        self._transport, self._worker = worker_of(model.process_group, streams)
+        self.transport, self._worker = worker_of(model.process_group, streams, timeout)
         self._recorder = Recorder()
-        self._reducer = Reducer(self._transport, codec, self._recorder)
+        self._reducer = Reducer(self.transport, codec, self._recorder)
         self._worker.submit(self._agree).result()
-        sizes = {name: p.numel() for name, p in self._parameters.items()}
+        sizes = {name: p.numel() for name, p in model.module.named_parameters()}
         self._residuals = Residuals(sizes) if feedback and not isinstance(codec, Raw) else None
         self._layouts: list[tuple[str, ...]] = []
+        self._tasks: list[Future[None]] = []
+        self._scaler: Any = None
+        self._scale = 1.0
         self._ready_at = self._busy = 0.0
-        link = self._transport.link
+        link = self.transport.link
         # One rank has no link, and NCCL's is not probed.
         watched = self.share.compressed and math.isfinite(link.rate)
-        self._payoff = Payoff(codec.name, sum(sizes.values()), self._transport.size, link) if watched else None
+        self._payoff = Payoff(codec.name, self._trained(), self.transport.size, link) if watched else None
         self.active = True
+        self.finite = True
+        """Whether all gradients of the last step were finite, the same on all ranks; kept with feedback only."""
         set_num_threads(max(1, torch.get_num_threads()))
         _register(model, self)
-        if self._transport.rank == 0:
+        if self.transport.rank == 0:
             logging.getLogger("thinwire").info(self.summary())
 
     @property
@@ -125,6 +144,27 @@ class Handle:
             f"{', '.join(share.names_uncompressed) or 'none'}"
         )
 
+    def follow(self, scaler: Any) -> None:
+        """Keep residuals in units of the gradients while ``scaler``, a torch.amp.GradScaler, changes its loss scale."""
+        if not callable(getattr(scaler, "get_scale", None)):
+            raise ConfigError(f"scaler is a {type(scaler).__name__}; allowed: a torch.amp.GradScaler")
+        self._scaler, self._scale = scaler, float(scaler.get_scale())
+
+    def rescale(self, factor: float) -> None:
+        """Multiply residuals by ``factor``, as gradients are when a loss scale changes that no GradScaler keeps."""
+        if not (isinstance(factor, (int, float)) and 0 < factor < math.inf):
+            raise ConfigError(f"factor={factor!r} is out of range; allowed: above 0, finite")
+        if self._residuals is not None:
+            self._residuals.rescale(factor)
+
+    def _follow_scale(self) -> None:
+        if self._scaler is None:
+            return
+        scale = float(self._scaler.get_scale())
+        if scale != self._scale and scale > 0:
+            self.rescale(scale / self._scale)
+            self._scale = scale
+
     def stats(self) -> Stats:
         """What this rank sent and received, and the seconds by phase, since the last call."""
         return self._recorder.take()
@@ -136,7 +176,8 @@ class Handle:
     def state_dict(self) -> dict[str, Any]:
         """This rank's state: codec and residuals by parameter name. Save it beside the model's, one a rank."""
         kept = {} if self._residuals is None else self._residuals.state_dict()
-        residuals = {name: value for name, value in kept.items() if self._compressed(self._parameters[name])}
+        names = self._compressed_names()
+        residuals = {name: value for name, value in kept.items() if name in names}
         return {"version": STATE_VERSION, "codec": self.codec.spec(), "residuals": residuals}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -146,14 +187,17 @@ class Handle:
         if state["codec"] != self.codec.spec():
             raise ConfigError(f"state is of codec {state['codec']!r}; allowed: {self.codec.spec()!r}")
         if self._residuals is not None:
-            exact = {n: torch.zeros(p.numel()) for n, p in self._parameters.items() if not self._compressed(p)}
-            self._residuals.load_state_dict({**exact, **state["residuals"]})
+            names = self._compressed_names()
+            zeros = {n: torch.zeros(size) for n, size in self._residuals.sizes.items() if n not in names}
+            self._residuals.load_state_dict({**zeros, **state["residuals"]})
         elif state["residuals"]:
             raise ConfigError("state has residuals, but feedback is off; allowed: compress(..., feedback=True)")
 
     def hook(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
         """DDP's communication hook: queues the bucket and returns at once."""
         buffer, parameters, last = bucket.buffer(), bucket.parameters(), bucket.is_last()
+        if not self._tasks:
+            self._follow_scale()  # no task is under way, and all ranks see the same scale
         devices = [buffer.device] if buffer.is_cuda else None
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=devices)
         if buffer.is_cuda:
@@ -171,11 +215,27 @@ class Handle:
                 raise
             future.set_result(buffer)
 
-        self._worker.submit(task)
+        self._tasks.append(self._worker.submit(task))
+        if last:
+            self._raise_after_backward()
         return future
+
+    def _raise_after_backward(self) -> None:
+        """Have ``backward()`` raise what went wrong: DDP itself would only say that an exception is no tensor."""
+        tasks, self._tasks = self._tasks, []
+
+        def look() -> None:
+            for one in tasks:
+                one.result()
+
+        # Outside of backward, as where join() stands in for a rank that has ended, DDP waits for the futures themselves.
+        with contextlib.suppress(RuntimeError):
+            engine: Any = torch.autograd.Variable._execution_engine  # pyright: ignore[reportPrivateUsage]  as FSDP does
+            engine.queue_callback(look)
 
     def _reduce(self, buffer: torch.Tensor, parameters: list[torch.Tensor], last: bool) -> None:
         start = time.perf_counter()
+        self.transport.watch.begin("a gradient bucket")
         layout = layout_of([self._names[id(p)] for p in parameters], parameters, self._compressed)
         payload = as_payload(buffer)
         if self.active and layout.compressed:
@@ -184,6 +244,9 @@ class Handle:
             self._reducer.all_reduce_uncompressed(payload)
         if payload.data_ptr() != buffer.data_ptr():
             buffer.copy_(payload)
+        if self._residuals is not None:
+            # Whatever makes a step fail counts: parameters that travel uncompressed, and what overflows in the bucket's dtype.
+            self._residuals.seen(payload if buffer.dtype == torch.float32 else buffer.cpu())
         self._busy += time.perf_counter() - start
         if last:
             self._end_step()
@@ -207,19 +270,24 @@ class Handle:
         self._recorder.add(sent_squares=float(payload.dot(payload)))
         self._reducer.all_reduce(payload, "mean", lost)
         self._recorder.add(lost_squares=float(lost.dot(lost)))
-        residuals.seen(payload)
         self._layouts.append(names)
 
     def _end_step(self) -> None:
         if self._residuals is not None:
-            self._residuals.commit(self._layouts)
+            self.finite = self._residuals.commit(self._layouts)
             self._layouts = []
         exposed = max(0.0, time.perf_counter() - self._ready_at)
         self._recorder.add(steps=1, exposed_seconds=exposed)
         line = self._payoff.step(exposed, self._busy) if self._payoff is not None and self.active else None
         self._busy = 0.0
-        if line is not None and self._transport.rank == 0:
+        if line is not None and self.transport.rank == 0:
             logging.getLogger("thinwire").warning(line)
+
+    def _trained(self) -> int:
+        return sum(p.numel() for p in self._parameters.values())
+
+    def _compressed_names(self) -> set[str]:
+        return {name for name, p in self._parameters.items() if self._compressed(p)}
 
     def _compressed(self, parameter: torch.Tensor) -> bool:
         if isinstance(self.codec, Raw):
@@ -229,7 +297,7 @@ class Handle:
     def _agree(self) -> None:
         listing = ",".join(f"{name}:{p.dtype}{list(p.shape)}" for name, p in self._parameters.items())
         facts = {"codec": self.codec.spec(), "feedback": self.feedback, "min_elements": self.min_elements}
-        agree(self._transport, "compress", **facts, parameters=listing)
+        agree(self.transport, "compress", **facts, parameters=listing)
 
 
 def _check_parameters(parameters: Mapping[str, torch.Tensor]) -> None:
@@ -252,6 +320,7 @@ def _register(model: DistributedDataParallel, handle: Handle) -> None:
     except RuntimeError as error:
         raise ConfigError(f"model has a communication hook already; allowed: none before compress ({error})") from None
     vars(model)["_thinwire"] = slot
+    guard(model, handle.transport)
 
 
 class _Slot:
