@@ -58,7 +58,7 @@ def rows_in(rows: Any) -> ops.Rows:
     if data.ndim != 2:
         raise ConfigError(f"rows has shape {tuple(data.shape)}; allowed: two dimensions, (rows, elements)")
     if data.dtype == np.float64:
-        with np.errstate(over="ignore"):
+        with np.errstate(over="ignore", invalid="ignore"):
             data = data.astype(np.float32)
     if not data.dtype.isnative:
         data = data.astype(data.dtype.newbyteorder("="))

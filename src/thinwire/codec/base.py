@@ -58,7 +58,7 @@ class Codec(ABC):
         else:
             wire, result = buffer("out", out, shape, np.uint8), out
         lost = None if error is None else buffer("error", error, (r, n), np.float32)
-        if n:
+        if values.data.size:
             self._encode(values, wire, lost, seed)
             wire[:, self._payload_bytes(n) :] = 0
         return result
@@ -77,7 +77,7 @@ class Codec(ABC):
             values, result = new_like(wire, shape, np.float32)
         else:
             values, result = buffer("out", out, shape, np.float32), out
-        if n:
+        if values.size:
             self._decode(data, values, add)
         return result
 

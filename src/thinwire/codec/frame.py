@@ -29,6 +29,8 @@ MAGIC: Final = b"TWIR"
 VERSION: Final = 1
 _HEADER: Final = struct.Struct("<4sBBHIIQQ")
 _CHECKSUM_AT: Final = 12
+LARGEST_ROW: Final = 1 << 60
+"""Elements of the longest row that a reader takes: a frame of no rows may state any number, and arrays cannot be longer."""
 
 
 class Frame(NamedTuple):
@@ -46,7 +48,10 @@ def dumps(rows: Array, codec: Codec, seed: int = 0) -> bytes:
 
 
 def loads(data: bytes | bytearray | memoryview) -> npt.NDArray[np.float32]:
-    """The (r, n) float32 rows of a frame. Raises WireError for bytes that are not a whole, unaltered frame."""
+    """The (r, n) float32 rows of a frame.
+
+    Raises WireError for bytes that are not a whole, unaltered frame, and ConfigError for what is not contiguous bytes.
+    """
     codec, n, wire = unpack(data)
     return np.asarray(codec.decode(wire, n))
 
@@ -66,9 +71,12 @@ def pack(frame: Frame) -> bytes:
 def unpack(data: bytes | bytearray | memoryview) -> Frame:
     """Check a frame and view its rows; allocates nothing that depends on the header.
 
-    Raises WireError for truncated, extended, altered or unknown bytes.
+    Raises WireError for truncated, extended, altered or unknown bytes, and ConfigError for what is not contiguous bytes.
     """
-    view = memoryview(data).cast("B")
+    try:
+        view = memoryview(data).cast("B")
+    except TypeError as error:
+        raise ConfigError(f"data is a {type(data).__name__} ({error}); allowed: contiguous bytes") from None
     codec, n, start, size = _read_header(view)
     if len(view) != start + size:
         raise WireError(f"frame has {len(view)} bytes; its header says {start + size}")
@@ -99,6 +107,8 @@ def _read_header(view: memoryview) -> tuple[Codec, int, int, int]:
         codec = from_spec(text.decode("ascii"))
     except (ConfigError, ValueError) as error:
         raise WireError(f"frame names codec {text!r}: {error}") from None
+    if n > LARGEST_ROW:
+        raise WireError(f"frame says {n} elements a row; allowed: up to {LARGEST_ROW}")
     if size != rows * codec.wire_bytes(n):
         raise WireError(f"frame says {size} payload bytes; {rows} rows of {n} elements have {rows * codec.wire_bytes(n)}")
     return codec, n, start, size

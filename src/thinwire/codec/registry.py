@@ -11,6 +11,9 @@ from thinwire.codec import cast, integer, minmax
 from thinwire.codec.base import Codec
 from thinwire.errors import ConfigError, unknown_name
 
+_DIGITS: Final = 20
+"""Digits of the longest number in a spec: no field is larger, and Python refuses to read some thousands with another error."""
+
 _INT_DEFAULTS: Final[dict[int, dict[str, Any]]] = {
     2: {"block": 32, "scale": "log8"},
     3: {"block": 32, "scale": "log8"},
@@ -41,11 +44,13 @@ def codec(name: str | Codec, **fields: Any) -> Codec:
     nearest known ones) and for values out of range.
     """
     if isinstance(name, Codec):
-        base = name
-    elif isinstance(name, str) and name in REGISTRY:
-        base = REGISTRY[name]
-    else:
-        raise unknown_name("codec", name, REGISTRY)
+        return _with_fields(name, fields)
+    if isinstance(name, str) and name in REGISTRY:
+        return _with_fields(REGISTRY[name], fields)
+    raise unknown_name("codec", name, REGISTRY)
+
+
+def _with_fields(base: Codec, fields: Mapping[str, Any]) -> Codec:
     if not fields:
         return base
     allowed = [f.name for f in dataclasses.fields(base) if f.name != "bits"]
@@ -73,11 +78,18 @@ def from_spec(text: str) -> Codec:
         key, separator, value = part.partition("=")
         if not separator or key in fields:
             raise ConfigError(f"codec spec {text!r} has a bad field {part!r}; allowed: field=value, once each")
-        fields[key] = None if value == "none" else int(value) if value.isascii() and value.isdigit() else value
-    made = codec(name, **fields)
+        fields[key] = _value(value)
+    # Not codec(name, **fields): the text may have a field called "name".
+    made = _with_fields(codec(name), fields)
     if made.spec() != text:
         raise ConfigError(f"codec spec {text!r} is not complete; allowed: {made.spec()!r}")
     return made
+
+
+def _value(text: str) -> int | str | None:
+    if text.isascii() and text.isdigit() and len(text) <= _DIGITS:
+        return int(text)
+    return None if text == "none" else text
 
 
 def describe(n: int = 1 << 20) -> list[dict[str, object]]:

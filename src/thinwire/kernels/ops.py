@@ -211,7 +211,4 @@ def raw_encode(rows: Rows, wire: U8, error: F32 | None) -> None:
 
 def raw_decode(wire: U8, out: F32, add: bool) -> None:
     values = wire[:, : 4 * out.shape[1]].view(np.float32)
-    if add:
-        out += values
-    else:
-        out[...] = values
+    reference.deliver(values, out, add)

@@ -41,7 +41,8 @@ def f16_bits(x: F32) -> U16:
 
 
 def f16_values(bits: U16) -> F32:
-    return bits.view(np.float16).astype(np.float32)
+    with np.errstate(invalid="ignore"):
+        return bits.view(np.float16).astype(np.float32)
 
 
 def _blocks(x: npt.NDArray[Any], block: int) -> npt.NDArray[Any]:
@@ -111,7 +112,13 @@ def _unpack_plane(plane: U8, n: int, width: int) -> U32:
 # --- shared by the decoders ----------------------------------------------------------------------------------------
 
 
-def _deliver(values: F32, out: F32, add: bool) -> None:
+def _spread(values: npt.NDArray[Any], block: int, n: int) -> npt.NDArray[Any]:
+    """(r, blocks) -> (r, n), each number to all of its block; no array is longer than that, however long a block is."""
+    return values[:, np.arange(n) // block]
+
+
+def deliver(values: F32, out: F32, add: bool) -> None:
+    """Write ``values`` to ``out``, or add them; what is not finite is no reason to warn."""
     if add:
         with np.errstate(over="ignore", invalid="ignore"):
             out += values
@@ -203,15 +210,16 @@ def int_decode(wire: U8, out: F32, bits: int, block: int, log_scale: bool, add: 
     if log_scale:
         groups = 2 * -(-n // layout.GROUP)
         maximum = bf16_values(np.ascontiguousarray(wire[:, :groups]).view("<u2").astype(np.uint16))
-        maximum = np.repeat(maximum, layout.GROUP // block, axis=1)[:, :blocks]
-        scales = maximum * layout.log_table(bits)[wire[:, groups:size]]
+        maximum = _spread(maximum, layout.GROUP // block, blocks)
+        with np.errstate(over="ignore", invalid="ignore"):
+            scales = maximum * layout.log_table(bits)[wire[:, groups:size]]
     else:
         scales = bf16_values(np.ascontiguousarray(wire[:, :size]).view("<u2").astype(np.uint16))
     codes = unpack(wire[:, size : size + layout.code_bytes(n, bits)], n, bits)
     steps = codes.astype(np.int32) - (1 << (bits - 1))
     with np.errstate(over="ignore", invalid="ignore"):
-        values = steps.astype(np.float32) * np.repeat(scales, block, axis=1)[:, :n]
-    _deliver(values, out, add)
+        values = steps.astype(np.float32) * _spread(scales, block, n)
+    deliver(values, out, add)
 
 
 # --- minmaxB: affine -----------------------------------------------------------------------------------------------
@@ -247,13 +255,14 @@ def minmax_decode(wire: U8, out: F32, bits: int, block: int, add: bool) -> None:
     """``x = lo + code * (hi - lo) / (2**bits - 1)`` in fp64, rounded once to fp32."""
     rows, n = out.shape
     size = 8 * -(-n // block)
-    bounds = np.ascontiguousarray(wire[:, :size]).view("<f4").astype(np.float64).reshape(rows, -1, 2)
+    stored = np.ascontiguousarray(wire[:, :size]).view("<f4").reshape(rows, -1, 2)
     codes = unpack(wire[:, size : size + layout.code_bytes(n, bits)], n, bits)
-    step = (bounds[..., 1] - bounds[..., 0]) / np.float64((1 << bits) - 1)
-    low = np.repeat(bounds[..., 0], block, axis=1)[:, :n]
     with np.errstate(over="ignore", invalid="ignore"):
-        values = (low + codes.astype(np.float64) * np.repeat(step, block, axis=1)[:, :n]).astype(np.float32)
-    _deliver(values, out, add)
+        bounds = stored.astype(np.float64)
+        step = (bounds[..., 1] - bounds[..., 0]) / np.float64((1 << bits) - 1)
+        values = _spread(bounds[..., 0], block, n) + codes.astype(np.float64) * _spread(step, block, n)
+        values = values.astype(np.float32)
+    deliver(values, out, add)
 
 
 # --- casts ---------------------------------------------------------------------------------------------------------
@@ -267,7 +276,7 @@ def bf16_encode(x: F32, wire: U8, error: F32 | None) -> None:
 
 def bf16_decode(wire: U8, out: F32, add: bool) -> None:
     stored = np.ascontiguousarray(wire[:, : 2 * out.shape[1]]).view("<u2")
-    _deliver(bf16_values(stored.astype(np.uint16)), out, add)
+    deliver(bf16_values(stored.astype(np.uint16)), out, add)
 
 
 def f16_encode(x: F32, wire: U8, block: int, error: F32 | None) -> None:
@@ -281,7 +290,8 @@ def f16_encode(x: F32, wire: U8, block: int, error: F32 | None) -> None:
     size = 2 * blocks.shape[1]
     wire[:, :size] = scale_bits.view(np.uint8)
     scales = np.where(finite, np.ldexp(np.float32(1), exponent), np.float32(1)).astype(np.float32)
-    scaled = np.where(finite[..., None], blocks / scales[..., None], np.float32(0)).astype(np.float32)
+    with np.errstate(invalid="ignore"):
+        scaled = np.where(finite[..., None], blocks / scales[..., None], np.float32(0)).astype(np.float32)
     # Rounded up, the largest numbers of fp32 would come back as Inf.
     limit = np.where(exponent == 127 - 14, layout.F16_BELOW_TOP, layout.F16_TOP)[..., None]
     halves = f16_bits(scaled)
@@ -300,5 +310,5 @@ def f16_decode(wire: U8, out: F32, block: int, add: bool) -> None:
     scales = bf16_values(np.ascontiguousarray(wire[:, :size]).view("<u2").astype(np.uint16))
     stored = np.ascontiguousarray(wire[:, size : size + 2 * n]).view("<u2").astype(np.uint16)
     with np.errstate(over="ignore", invalid="ignore"):
-        values = f16_values(stored) * np.repeat(scales, block, axis=1)[:, :n]
-    _deliver(values, out, add)
+        values = f16_values(stored) * _spread(scales, block, n)
+    deliver(values, out, add)
