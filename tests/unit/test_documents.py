@@ -60,7 +60,7 @@ def test_tracked_files_are_small_and_scripts_executable():
         path = ROOT / name
         if path.exists():
             assert path.stat().st_size < 2 << 20, name
-    for name in ("setup", "demo", "test", "check", "docs", "bench"):
+    for name in ("setup", "demo", "test", "check", "docs", "bench", "fuzz"):
         assert (ROOT / "scripts" / name).stat().st_mode & 0o111
     assert (ROOT / ".ci/run").stat().st_mode & 0o111
 
