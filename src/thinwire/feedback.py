@@ -27,9 +27,9 @@ class Residuals:
     def current(self, names: tuple[str, ...]) -> torch.Tensor:
         """The residuals of ``names``, one after another: (sum of sizes,) fp32, zero at the start."""
         if names not in self._flats:
-            flat = torch.cat([self._of(name) for name in names])
+            flat = torch.cat([self.of(name) for name in names])
             stale = [layout for layout in self._flats if set(layout) & set(names)]
-            kept = {name: self._of(name).clone() for layout in stale for name in layout if name not in names}
+            kept = {name: self.of(name).clone() for layout in stale for name in layout if name not in names}
             for layout in stale:
                 del self._flats[layout]
             self._flats |= {(name,): value for name, value in kept.items()}
@@ -63,7 +63,7 @@ class Residuals:
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """A copy of each parameter's residual, by name: (elements,) fp32."""
-        return {name: self._of(name).clone() for name in self._sizes}
+        return {name: self.of(name).clone() for name in self._sizes}
 
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
         """Take residuals from :meth:`state_dict`. Raises ConfigError for other names or sizes."""
@@ -77,7 +77,8 @@ class Residuals:
         self._next.clear()
         self._flats = {(name,): value.detach().clone().float().view(-1) for name, value in state.items()}
 
-    def _of(self, name: str) -> torch.Tensor:
+    def of(self, name: str) -> torch.Tensor:
+        """One parameter's residual: (elements,) fp32, in the order of its memory."""
         for layout, flat in self._flats.items():
             if name in layout:
                 start = sum(self._sizes[other] for other in layout[: layout.index(name)])

@@ -130,7 +130,7 @@ def _start(
 
     def run() -> None:
         transport.watch.begin(name)
-        agree(transport, name, **facts)
+        agree(transport, name, (), **facts)
         with torch.no_grad():
             task(reducer)
 

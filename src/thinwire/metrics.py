@@ -27,8 +27,14 @@ class Stats:
     error: float | None = None
     """With feedback, the size of what this rank's wire lost relative to what it sent, sqrt(sum e^2 / sum x^2); else None."""
 
+    @property
+    def compressed_share(self) -> float | None:
+        """Share of the gradients' elements that really went compressed; None if none went at all."""
+        total = self.elements_compressed + self.elements_uncompressed
+        return self.elements_compressed / total if total else None
+
     def as_dict(self) -> dict[str, float | int | None]:
-        return dataclasses.asdict(self)
+        return {**dataclasses.asdict(self), "compressed_share": self.compressed_share}
 
 
 class Recorder:

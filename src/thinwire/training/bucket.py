@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 
@@ -56,3 +57,44 @@ def put_back(payload: torch.Tensor, spans: Sequence[slice], exact: torch.Tensor)
     """The inverse of :func:`set_aside`."""
     for span, part in zip(spans, exact.split([span.stop - span.start for span in spans]), strict=True):
         payload[span] = part
+
+
+class Held(NamedTuple):
+    """A bucket that DDP has handed over: the names of its parameters, the future that it waits for, whether to compress."""
+
+    buffer: torch.Tensor
+    names: list[str]
+    parameters: list[torch.Tensor]
+    future: torch.futures.Future[torch.Tensor]
+    active: bool
+
+
+def pieces(held: Held) -> dict[str, torch.Tensor]:
+    """Each parameter's part of the buffer."""
+    return dict(zip(held.names, held.buffer.split([p.numel() for p in held.parameters]), strict=True))
+
+
+def regrouped(held: Sequence[Held], order: Sequence[Sequence[str]]) -> list[Held]:
+    """The same gradients in buckets of ``order``, as copies in fp32; as they came if ``order`` does not name the same ones."""
+    first = held[0]
+    named = {name: p for one in held for name, p in zip(one.names, one.parameters, strict=True)}
+    dense = all(one.buffer.layout == torch.strided for one in held)
+    if not dense or sorted(named) != sorted(name for names in order for name in names):
+        return list(held)
+    parts = {name: part for one in held for name, part in pieces(one).items()}
+    return [
+        first._replace(
+            buffer=torch.cat([parts[n].float().cpu() for n in names]), names=list(names), parameters=[named[n] for n in names]
+        )
+        for names in order
+    ]
+
+
+def share_out(order: Sequence[Held], held: Sequence[Held]) -> None:
+    """Put the results of :func:`regrouped` buckets back where they came from."""
+    if all(one is other for one, other in zip(order, held, strict=False)):
+        return
+    results = {name: part for one in order for name, part in pieces(one).items()}
+    for one in held:
+        for name, part in pieces(one).items():
+            part.copy_(results[name])

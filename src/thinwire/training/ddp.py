@@ -7,12 +7,11 @@ so backward continues while the worker encodes and sends. Nothing waits inside a
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import logging
 import math
 import time
-from collections.abc import Mapping
-from concurrent.futures import Future
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, wait
 from typing import Any, Final
 
 import torch
@@ -29,12 +28,15 @@ from thinwire.kernels.threads import set_num_threads
 from thinwire.metrics import Recorder, Stats
 from thinwire.overlap import worker_of
 from thinwire.reducer import Reducer
-from thinwire.training.bucket import Layout, as_payload, layout_of, put_back, set_aside
+from thinwire.training import state
+from thinwire.training.bucket import Held, Layout, as_payload, layout_of, put_back, regrouped, set_aside, share_out
+from thinwire.training.checks import check_parameters, compile_kernels
 from thinwire.training.guard import guard
 from thinwire.training.payoff import Payoff
+from thinwire.training.share import Share
+from thinwire.training.verify import verify
 
 MIN_ELEMENTS: Final = 256
-STATE_VERSION: Final = 1
 
 
 def compress(
@@ -44,6 +46,7 @@ def compress(
     min_elements: int = MIN_ELEMENTS,
     streams: int | None = None,
     timeout: float | None = None,
+    verify_every: int | None = None,
 ) -> Handle:
     """Send the gradients of a DistributedDataParallel ``model`` with ``codec``; call it once, on every rank.
 
@@ -51,6 +54,7 @@ def compress(
     ``codec="none"`` names. ``feedback=True`` adds what the wire lost of a gradient to the next one; None takes the codec's own
     default, which is off for every codec so far (docs/numerics.md says why). ``streams`` connections a pair of ranks; None lets a
     probe of the network choose. ``timeout`` seconds without a byte from a rank end the run; None takes the process group's.
+    With ``verify_every=K``, every K-th backward hashes the parameters of all ranks and raises DisagreementError if they differ.
     Returns the handle that measures and removes. After a few steps, rank 0 logs a warning if
     uncompressed gradients would be faster on this network.
 
@@ -73,16 +77,9 @@ def compress(
         raise ConfigError(f"feedback={feedback!r} is not allowed; allowed: None, True, False")
     if isinstance(min_elements, bool) or not isinstance(min_elements, int) or min_elements < 0:
         raise ConfigError(f"min_elements={min_elements!r} is out of range; allowed: 0 or more")
-    return Handle(model, resolve(codec), bool(feedback), min_elements, streams, timeout)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Share:
-    """How a model's gradient elements travel."""
-
-    compressed: int
-    uncompressed: int
-    names_uncompressed: tuple[str, ...]
+    if verify_every is not None and (isinstance(verify_every, bool) or not isinstance(verify_every, int) or verify_every < 1):
+        raise ConfigError(f"verify_every={verify_every!r} is out of range; allowed: 1 or more, or None for never")
+    return Handle(model, resolve(codec), bool(feedback), min_elements, streams, timeout, verify_every)
 
 
 class Handle:
@@ -90,31 +87,44 @@ class Handle:
 
     def __init__(
         self, model: DistributedDataParallel, codec: Codec, feedback: bool, min_elements: int, streams: int | None = None,
-        timeout: float | None = None,
+        timeout: float | None = None, verify_every: int | None = None,
     ) -> None:  # fmt: skip
         self.codec, self.feedback, self.min_elements = codec, feedback, min_elements
         self._parameters = {name: p for name, p in model.module.named_parameters() if p.requires_grad}
         # All of them: one that was frozen after DDP wrapped it is still in a bucket.
         self._names = {id(p): name for name, p in model.module.named_parameters()}
-        _check_parameters(self._parameters)
+        check_parameters(self._parameters)
+        self._sparse = {id(one.weight) for one in model.module.modules() if getattr(one, "sparse", False) is True}
+        self._verify_every, self._step = verify_every, 0
+        if not isinstance(codec, Raw) and not self.share.compressed:
+            raise ConfigError(
+                f"{codec.name} would compress nothing: each of the {len(self._parameters)} parameters has one dimension, fewer "
+                f"than min_elements={min_elements} elements or sparse gradients; allowed: a smaller min_elements, or codec='none'"
+            )
         slot: _Slot | None = getattr(model, "_thinwire", None)
         if slot is not None and slot.handle.active:
             raise ConfigError("model is compressed already; allowed: one handle a model (call its remove() first)")
         self.transport, self._worker = worker_of(model.process_group, streams, timeout)
         self._recorder = Recorder()
         self._reducer = Reducer(self.transport, codec, self._recorder)
+        compile_kernels(codec)
         self._worker.submit(self._agree).result()
         sizes = {name: p.numel() for name, p in model.module.named_parameters()}
         self._residuals = Residuals(sizes) if feedback and not isinstance(codec, Raw) else None
         self._layouts: list[tuple[str, ...]] = []
         self._tasks: list[Future[None]] = []
+        self._told = False
+        self._order: state.Order = []
+        self._coming: state.Order = []
+        self._replay: state.Order = []
+        self._held: list[Held] = []
         self._scaler: Any = None
         self._scale = 1.0
         self._ready_at = self._busy = 0.0
         link = self.transport.link
         # One rank has no link, and NCCL's is not probed.
         watched = self.share.compressed and math.isfinite(link.rate)
-        self._payoff = Payoff(codec.name, self._trained(), self.transport.size, link) if watched else None
+        self._payoff = Payoff(codec.name, self.share.total, self.transport.size, link) if watched else None
         self.active = True
         self.finite = True
         """Whether all gradients of the last step were finite, the same on all ranks; kept with feedback only."""
@@ -133,16 +143,7 @@ class Handle:
 
     def summary(self) -> str:
         """One line for people: codec, bits, threshold, and what goes uncompressed."""
-        share = self.share
-        total = share.compressed + share.uncompressed
-        if not share.compressed:
-            return f"{self.codec.spec()}: all {total:,} gradient elements uncompressed (fp32)"
-        return (
-            f"{self.codec.spec()}: {share.compressed:,} of {total:,} gradient elements compressed to "
-            f"{self.codec.bits_per_element(share.compressed):.3f} bits, feedback {'on' if self.feedback else 'off'}; "
-            f"{share.uncompressed:,} uncompressed (fewer than {self.min_elements} elements or one dimension): "
-            f"{', '.join(share.names_uncompressed) or 'none'}"
-        )
+        return self.share.summary(self.codec, self.feedback, self.min_elements)
 
     def follow(self, scaler: Any) -> None:
         """Keep residuals in units of the gradients while ``scaler``, a torch.amp.GradScaler, changes its loss scale."""
@@ -166,38 +167,54 @@ class Handle:
             self._scale = scale
 
     def stats(self) -> Stats:
-        """What this rank sent and received, and the seconds by phase, since the last call."""
+        """What this rank sent and received, the seconds by phase, and the share that went compressed, since the last call."""
         return self._recorder.take()
 
     def remove(self) -> None:
         """Go back to DDP's own fp32 all-reduce from the next step on. A second call does nothing."""
         self.active = False
 
-    def state_dict(self) -> dict[str, Any]:
-        """This rank's state: codec and residuals by parameter name. Save it beside the model's, one a rank."""
-        kept = {} if self._residuals is None else self._residuals.state_dict()
-        names = self._compressed_names()
-        residuals = {name: value for name, value in kept.items() if name in names}
-        return {"version": STATE_VERSION, "codec": self.codec.spec(), "residuals": residuals}
+    def state_dict(self, ranks: int | None = None) -> dict[str, Any]:
+        """This rank's state: save it beside the model's, one a rank, or all through torch.distributed.checkpoint.
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over :meth:`state_dict` of the same model, in any bucket layout. Raises ConfigError if it does not fit."""
-        if state.get("version") != STATE_VERSION:
-            raise ConfigError(f"state has version {state.get('version')!r}; allowed: {STATE_VERSION}")
-        if state["codec"] != self.codec.spec():
-            raise ConfigError(f"state is of codec {state['codec']!r}; allowed: {self.codec.spec()!r}")
-        if self._residuals is not None:
-            names = self._compressed_names()
-            zeros = {n: torch.zeros(size) for n, size in self._residuals.sizes.items() if n not in names}
-            self._residuals.load_state_dict({**zeros, **state["residuals"]})
-        elif state["residuals"]:
+        ``ranks=K`` gives a state of K ranks with residuals of zero instead, into which that module can load a checkpoint that K
+        ranks saved; :meth:`load_state_dict` then takes it on any number of ranks.
+        """
+        names = self._compressed_names() if self._residuals is not None else set[str]()
+        kept = {n: state.shaped(self._residuals.of(n), self._parameters[n]) for n in sorted(names)} if self._residuals else {}
+        mine, spec = self.transport.rank, self.codec.spec()
+        made = state.pack(spec, mine, ranks or self.transport.size, kept, self._order, self._scale)
+        if ranks is not None:
+            made["residuals"] = {f"rank{r}": {n: torch.zeros_like(v) for n, v in kept.items()} for r in range(ranks)}
+        return made
+
+    def load_state_dict(self, states: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
+        """Take over :meth:`state_dict` of the same model, in any bucket layout; a list has those of all ranks that saved.
+
+        The next step is cut as the saved run's next one was, so that the trajectory is the same bit for bit. On another number of
+        ranks, every rank takes the mean of all residuals given, or zero if some are missing, and the log says which. Raises
+        ConfigError if it does not fit.
+        """
+        found, order, scale = state.unpack(states, self.codec.spec(), self.transport.rank, self.transport.size)
+        if found and self._residuals is None:
             raise ConfigError("state has residuals, but feedback is off; allowed: compress(..., feedback=True)")
+        if self._residuals is not None and found is not None:
+            flats = {n: state.flattened(n, v, self._parameters[n]) if n in self._parameters else v for n, v in found.items()}
+            zeros = {n: torch.zeros(size) for n, size in self._residuals.sizes.items() if n not in self._compressed_names()}
+            self._residuals.load_state_dict({**zeros, **flats})
+        elif self._residuals is not None:
+            self._residuals.rescale(0.0)
+        self._replay = order
+        self._scale = scale  # the saved run's; the next step brings residuals to the scaler's
 
     def hook(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
         """DDP's communication hook: queues the bucket and returns at once."""
         buffer, parameters, last = bucket.buffer(), bucket.parameters(), bucket.is_last()
         if not self._tasks:
             self._follow_scale()  # no task is under way, and all ranks see the same scale
+            self._step += 1
+            if self._verify_every and self.active and self._step % self._verify_every == 0:
+                self._tasks.append(self._worker.submit(self._verify))
         devices = [buffer.device] if buffer.is_cuda else None
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=devices)
         if buffer.is_cuda:
@@ -206,25 +223,51 @@ class Handle:
         if last:
             self._ready_at = time.perf_counter()
 
-        def task() -> None:
-            try:
-                with torch.no_grad():
-                    self._reduce(buffer, parameters, last)
-            except BaseException as error:  # DDP's wait must end, whatever happened
-                future.set_exception(error)  # pyright: ignore[reportArgumentType]  torch says Exception
-                raise
-            future.set_result(buffer)
-
-        self._tasks.append(self._worker.submit(task))
+        # Decided here: a later remove() must not reach what is on its way, or ranks would part.
+        held = Held(buffer, [self._names[id(p)] for p in parameters], parameters, future, self.active)
+        self._coming.append(held.names)
+        if self._replay:
+            self._held.append(held)
+            if last:
+                self._tasks.append(self._worker.submit(self._replayed(self._held)))
+                self._held = []
+        else:
+            self._tasks.append(self._worker.submit(lambda: self._run([held], lambda: self._reduce(held, last))))
         if last:
+            # After the first step, DDP orders its buckets anew.
+            self._order, self._coming = self._replay or (self._coming if self._step > 1 else []), []
+            self._replay = []
             self._raise_after_backward()
         return future
+
+    def _run(self, held: Sequence[Held], task: Callable[[], None]) -> None:
+        try:
+            with torch.no_grad():
+                task()
+        except BaseException as error:  # DDP's wait must end, whatever happened
+            for one in held:
+                one.future.set_exception(error)  # pyright: ignore[reportArgumentType]  torch says Exception
+            raise
+        for one in held:
+            one.future.set_result(one.buffer)
+
+    def _replayed(self, held: list[Held]) -> Callable[[], None]:
+        """The first step after loading: all buckets together, cut as those of the saved run were."""
+        order = regrouped(held, self._replay)
+
+        def task() -> None:
+            for number, group in enumerate(order):
+                self._reduce(group, number == len(order) - 1)
+            share_out(order, held)
+
+        return lambda: self._run(held, task)
 
     def _raise_after_backward(self) -> None:
         """Have ``backward()`` raise what went wrong: DDP itself would only say that an exception is no tensor."""
         tasks, self._tasks = self._tasks, []
 
         def look() -> None:
+            wait(tasks)  # all of them, so that nothing of this step is still on its way when the script goes on
             for one in tasks:
                 one.result()
 
@@ -233,12 +276,16 @@ class Handle:
             engine: Any = torch.autograd.Variable._execution_engine  # pyright: ignore[reportPrivateUsage]  as FSDP does
             engine.queue_callback(look)
 
-    def _reduce(self, buffer: torch.Tensor, parameters: list[torch.Tensor], last: bool) -> None:
+    def _reduce(self, held: Held, last: bool) -> None:
+        buffer, parameters = held.buffer, held.parameters
         start = time.perf_counter()
         self.transport.watch.begin("a gradient bucket")
-        layout = layout_of([self._names[id(p)] for p in parameters], parameters, self._compressed)
+        if buffer.layout != torch.strided:
+            self._reduce_sparse(buffer, last)
+            return
+        layout = layout_of(held.names, parameters, self._compressed)
         payload = as_payload(buffer)
-        if self.active and layout.compressed:
+        if held.active and layout.compressed:
             self._reduce_compressed(payload, layout)
         else:
             self._reducer.all_reduce_uncompressed(payload)
@@ -251,12 +298,26 @@ class Handle:
         if last:
             self._end_step()
 
+    def _verify(self) -> None:
+        self.transport.watch.begin("verification of the parameters")
+        verify(self.transport, self._parameters, self._step)
+
+    def _reduce_sparse(self, buffer: torch.Tensor, last: bool) -> None:
+        """The gradient of an embedding with sparse=True is alone in its bucket: rows and their indices, uncompressed."""
+        self._reducer.all_reduce_uncompressed(buffer)
+        if self._residuals is not None:
+            self._residuals.seen(buffer.coalesce().values())
+        if last:
+            self._end_step()
+
     def _reduce_compressed(self, payload: torch.Tensor, layout: Layout) -> None:
         residuals = self._residuals
         if residuals is not None:
             payload.add_(residuals.current(layout.names))
         exact = set_aside(payload, layout.exact)
         finish = None if exact is None else self._reducer.start_uncompressed(exact)
+        if exact is not None:
+            self._recorder.add(elements_compressed=-exact.numel())  # the payload has zeros in their place
         if residuals is None:
             self._reducer.all_reduce(payload, "mean")
         else:
@@ -276,6 +337,8 @@ class Handle:
         if self._residuals is not None:
             self.finite = self._residuals.commit(self._layouts)
             self._layouts = []
+        if not self._told and self.active:
+            self._say_if_little()
         exposed = max(0.0, time.perf_counter() - self._ready_at)
         self._recorder.add(steps=1, exposed_seconds=exposed)
         line = self._payoff.step(exposed, self._busy) if self._payoff is not None and self.active else None
@@ -283,8 +346,11 @@ class Handle:
         if line is not None and self.transport.rank == 0:
             logging.getLogger("thinwire").warning(line)
 
-    def _trained(self) -> int:
-        return sum(p.numel() for p in self._parameters.values())
+    def _say_if_little(self) -> None:
+        self._told = True
+        line = None if isinstance(self.codec, Raw) else self.share.little(self.min_elements)
+        if line is not None and self.transport.rank == 0:
+            logging.getLogger("thinwire").warning(line)
 
     def _compressed_names(self) -> set[str]:
         return {name for name, p in self._parameters.items() if self._compressed(p)}
@@ -292,20 +358,13 @@ class Handle:
     def _compressed(self, parameter: torch.Tensor) -> bool:
         if isinstance(self.codec, Raw):
             return False
-        return parameter.dim() > 1 and parameter.numel() >= self.min_elements
+        return parameter.dim() > 1 and parameter.numel() >= self.min_elements and id(parameter) not in self._sparse
 
     def _agree(self) -> None:
-        listing = ",".join(f"{name}:{p.dtype}{list(p.shape)}" for name, p in self._parameters.items())
+        listing = [f"{name} {p.dtype}{list(p.shape)}" for name, p in self._parameters.items()]
         facts = {"codec": self.codec.spec(), "feedback": self.feedback, "min_elements": self.min_elements}
-        agree(self.transport, "compress", **facts, parameters=listing)
-
-
-def _check_parameters(parameters: Mapping[str, torch.Tensor]) -> None:
-    if not parameters:
-        raise ConfigError("model has no parameter that requires a gradient; allowed: at least one")
-    for name, parameter in parameters.items():
-        if parameter.dtype not in (torch.float32, torch.float16, torch.bfloat16):
-            raise ConfigError(f"parameter {name} has dtype {parameter.dtype}; allowed: float32, float16, bfloat16")
+        facts |= {"timeout": self.transport.timeout, "verify_every": self._verify_every}
+        agree(self.transport, "compress", listing, **facts)
 
 
 def _register(model: DistributedDataParallel, handle: Handle) -> None:
