@@ -76,6 +76,23 @@ def test_accumulation_with_no_sync(as_view):
     assert real.run(_accumulation, 2, as_view) == [[], []]
 
 
+def _no_sync_around_backward(rank: int) -> list[str]:
+    model = DistributedDataParallel(network())
+    tw.compress(model, "int8")
+    with log() as heard:
+        for step in range(3):
+            loss = model(inputs(rank, step)).square().mean()
+            with model.no_sync():
+                loss.backward()
+    return heard
+
+
+def test_no_sync_around_backward_only_is_said_once():
+    for heard in real.run(_no_sync_around_backward, 2):
+        assert len(heard) == 1
+        assert "no_sync" in heard[0]
+
+
 def _join(rank: int) -> list[str]:
     """Rank 1 has fewer inputs; join() lets the other go on, and replicas end the same."""
     from torch.distributed.algorithms.join import Join

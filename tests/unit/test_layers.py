@@ -40,7 +40,7 @@ LAYERS = [
 ALSO = {("collective", "metrics")}
 DISTRIBUTED = {
     "collective/transport.py": "the only file that sends",
-    "training/ddp.py": "DDP's bucket type",
+    "training/hook.py": "DDP's bucket type",
     "training/guard.py": "the type of its errors",
     "bench/hooks.py": "PyTorch's own hooks, to stand beside ours",
     "cli/launch.py": "torch's elastic launcher starts the local ranks",

@@ -10,12 +10,12 @@ import contextlib
 import logging
 import math
 import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from typing import Any, Final
 
 import torch
-from torch.distributed import GradBucket  # pyright: ignore[reportPrivateImportUsage]  documented there
 from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.codec import codec as resolve
@@ -31,7 +31,7 @@ from thinwire.reducer import Reducer
 from thinwire.training import state
 from thinwire.training.bucket import Held, Layout, as_payload, layout_of, put_back, regrouped, set_aside, share_out
 from thinwire.training.checks import check_parameters, compile_kernels
-from thinwire.training.guard import guard
+from thinwire.training.hook import is_compressed, register
 from thinwire.training.payoff import Payoff
 from thinwire.training.share import Share
 from thinwire.training.verify import verify
@@ -101,8 +101,7 @@ class Handle:
                 f"{codec.name} would compress nothing: each of the {len(self._parameters)} parameters has one dimension, fewer "
                 f"than min_elements={min_elements} elements or sparse gradients; allowed: a smaller min_elements, or codec='none'"
             )
-        slot: _Slot | None = getattr(model, "_thinwire", None)
-        if slot is not None and slot.handle.active:
+        if is_compressed(model):
             raise ConfigError("model is compressed already; allowed: one handle a model (call its remove() first)")
         self.transport, self._worker = worker_of(model.process_group, streams, timeout)
         self._recorder = Recorder()
@@ -113,7 +112,8 @@ class Handle:
         self._residuals = Residuals(sizes) if feedback and not isinstance(codec, Raw) else None
         self._layouts: list[tuple[str, ...]] = []
         self._tasks: list[Future[None]] = []
-        self._told = False
+        self._told = self._unsynced = False
+        self._model = weakref.ref(model)
         self._order: state.Order = []
         self._coming: state.Order = []
         self._replay: state.Order = []
@@ -129,7 +129,7 @@ class Handle:
         self.finite = True
         """Whether all gradients of the last step were finite, the same on all ranks; kept with feedback only."""
         set_num_threads(max(1, torch.get_num_threads()))
-        _register(model, self)
+        register(model, self, self.transport)
         if self.transport.rank == 0:
             logging.getLogger("thinwire").info(self.summary())
 
@@ -212,6 +212,7 @@ class Handle:
         buffer, parameters, last = bucket.buffer(), bucket.parameters(), bucket.is_last()
         if not self._tasks:
             self._follow_scale()  # no task is under way, and all ranks see the same scale
+            self._say_if_unsynced()
             self._step += 1
             if self._verify_every and self.active and self._step % self._verify_every == 0:
                 self._tasks.append(self._worker.submit(self._verify))
@@ -346,6 +347,15 @@ class Handle:
         if line is not None and self.transport.rank == 0:
             logging.getLogger("thinwire").warning(line)
 
+    def _say_if_unsynced(self) -> None:
+        """Once: DDP decides in the forward pass, so that no_sync() around backward alone reduces every micro-step."""
+        model = self._model()
+        if model is not None and not model.require_backward_grad_sync and not self._unsynced:
+            self._unsynced = True
+            logging.getLogger("thinwire").warning(
+                "gradients are reduced within no_sync(): the forward pass was outside of it; allowed: both within no_sync()"
+            )
+
     def _say_if_little(self) -> None:
         self._told = True
         line = None if isinstance(self.codec, Raw) else self.share.little(self.min_elements)
@@ -365,33 +375,3 @@ class Handle:
         facts = {"codec": self.codec.spec(), "feedback": self.feedback, "min_elements": self.min_elements}
         facts |= {"timeout": self.transport.timeout, "verify_every": self._verify_every}
         agree(self.transport, "compress", listing, **facts)
-
-
-def _register(model: DistributedDataParallel, handle: Handle) -> None:
-    """Give DDP the hook. It keeps one for good, so a later handle of the same model takes over the first one's."""
-    previous: _Slot | None = getattr(model, "_thinwire", None)
-    if previous is not None:
-        previous.handle = handle
-        return
-    slot = _Slot(handle)
-    try:
-        model.register_comm_hook(slot, _hook)
-    except RuntimeError as error:
-        raise ConfigError(f"model has a communication hook already; allowed: none before compress ({error})") from None
-    vars(model)["_thinwire"] = slot
-    guard(model, handle.transport)
-
-
-class _Slot:
-    """The handle in force: what DDP hands to the hook as its state."""
-
-    def __init__(self, handle: Handle) -> None:
-        self.handle = handle
-
-
-def _hook(state: _Slot, bucket: Any) -> Any:
-    return state.handle.hook(bucket)
-
-
-# DDP compares these with the types themselves, which annotations as strings are not.
-_hook.__annotations__ = {"bucket": GradBucket, "return": torch.futures.Future[torch.Tensor]}
