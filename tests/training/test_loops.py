@@ -113,6 +113,62 @@ def test_join_with_uneven_inputs():
     assert real.run(_join, 2) == [[], []]
 
 
+def _join_divides(rank: int) -> list[str]:
+    """By the ranks that still have inputs, where that is asked for: the last step has the gradient of rank 0 alone."""
+    from torch.distributed.algorithms.join import Join
+
+    wrong = []
+    for initial, share in ((True, 0.5), (False, 1.0)):
+        model = DistributedDataParallel(network())
+        tw.compress(model, "int8")
+        twin = copy.deepcopy(model.module)
+        with Join([model], divide_by_initial_world_size=initial):
+            for step in range(3 if rank == 0 else 1):
+                model.zero_grad()
+                model(inputs(rank, step)).square().mean().backward()
+        if rank == 0:
+            twin(inputs(0, 2)).square().mean().backward()
+            for (n, p), q in zip(model.module.named_parameters(), twin.parameters(), strict=True):
+                if (p.grad - share * q.grad).norm() > 0.02 * (share * q.grad).norm():
+                    wrong.append(f"{n} with divide_by_initial_world_size={initial}")
+    return wrong
+
+
+def test_join_divides_as_it_is_told():
+    assert real.run(_join_divides, 2) == [[], []]
+
+
+class _Branches(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.always, self.sometimes = nn.Linear(30, 40), nn.Linear(30, 40)
+
+    def forward(self, x: torch.Tensor, both: bool) -> torch.Tensor:
+        return self.always(x) + (self.sometimes(x) if both else 0)
+
+
+def _never_touched(rank: int) -> list[str]:
+    """A parameter that no rank used in a step keeps its residual: DDP would throw away what was sent of it."""
+    model = DistributedDataParallel(_Branches(), find_unused_parameters=True)
+    handle = tw.compress(model, "int2", feedback=True)
+    key, wrong = f"rank{rank}", []
+    model(inputs(rank, 0), True).square().mean().backward()
+    before = handle.state_dict()["residuals"][key]
+    model.zero_grad()
+    model(inputs(rank, 1), False).square().mean().backward()
+    after = handle.state_dict()["residuals"][key]
+    wrong += [] if torch.equal(before["sometimes.weight"], after["sometimes.weight"]) else ["a residual was thrown away"]
+    wrong += ["no feedback"] if torch.equal(before["always.weight"], after["always.weight"]) else []
+    model(inputs(rank, 2), True).square().mean().backward()
+    last = handle.state_dict()["residuals"][key]
+    return wrong + (["it stays for ever"] if torch.equal(last["sometimes.weight"], after["sometimes.weight"]) else [])
+
+
+def test_parameters_that_no_rank_used_keep_their_residual():
+    assert real.run(_never_touched, 2) == [[], []]
+
+
 class _Embedded(nn.Module):
     def __init__(self) -> None:
         super().__init__()

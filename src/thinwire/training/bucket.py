@@ -7,6 +7,7 @@ disturb no scale, and are put back as exact means; their codes are the price of 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -20,6 +21,7 @@ class Layout:
     names: tuple[str, ...]
     exact: tuple[slice, ...]
     compressed: bool
+    sizes: tuple[int, ...]
 
 
 def layout_of(names: Sequence[str], parameters: Sequence[torch.Tensor], compressed: Callable[[torch.Tensor], bool]) -> Layout:
@@ -35,7 +37,14 @@ def layout_of(names: Sequence[str], parameters: Sequence[torch.Tensor], compress
         elif stop > start:
             exact.append(slice(start, stop))
         start = stop
-    return Layout(names=tuple(names), exact=tuple(exact), compressed=found)
+    return Layout(names=tuple(names), exact=tuple(exact), compressed=found, sizes=tuple(p.numel() for p in parameters))
+
+
+def untouched(payload: torch.Tensor, layout: Layout) -> list[slice]:
+    """The spans of parameters whose gradient is zero throughout, as where this rank did not use them."""
+    ends = list(itertools.accumulate(layout.sizes))
+    spans = [slice(end - size, end) for end, size in zip(ends, layout.sizes, strict=True)]
+    return [span for span in spans if not payload[span].any()]
 
 
 def as_payload(buffer: torch.Tensor) -> torch.Tensor:
@@ -67,6 +76,7 @@ class Held(NamedTuple):
     parameters: list[torch.Tensor]
     future: torch.futures.Future[torch.Tensor]
     active: bool
+    weight: float | None
 
 
 def pieces(held: Held) -> dict[str, torch.Tensor]:

@@ -29,7 +29,7 @@ from thinwire.metrics import Recorder, Stats
 from thinwire.overlap import worker_of
 from thinwire.reducer import Reducer
 from thinwire.training import state
-from thinwire.training.bucket import Held, Layout, as_payload, layout_of, put_back, regrouped, set_aside, share_out
+from thinwire.training.bucket import Held, Layout, as_payload, layout_of, put_back, regrouped, set_aside, share_out, untouched
 from thinwire.training.checks import check_parameters, compile_kernels
 from thinwire.training.hook import is_compressed, register
 from thinwire.training.payoff import Payoff
@@ -114,6 +114,7 @@ class Handle:
         self._tasks: list[Future[None]] = []
         self._told = self._unsynced = False
         self._model = weakref.ref(model)
+        self._finds_unused = bool(model.find_unused_parameters)
         self._order: state.Order = []
         self._coming: state.Order = []
         self._replay: state.Order = []
@@ -225,7 +226,7 @@ class Handle:
             self._ready_at = time.perf_counter()
 
         # Decided here: a later remove() must not reach what is on its way, or ranks would part.
-        held = Held(buffer, [self._names[id(p)] for p in parameters], parameters, future, self.active)
+        held = Held(buffer, [self._names[id(p)] for p in parameters], parameters, future, self.active, self._weight())
         self._coming.append(held.names)
         if self._replay:
             self._held.append(held)
@@ -240,6 +241,13 @@ class Handle:
             self._replay = []
             self._raise_after_backward()
         return future
+
+    def _weight(self) -> float | None:
+        """Within join(divide_by_initial_world_size=False), 1 on ranks that still have inputs and 0 on the others; else None."""
+        model: Any = self._model()
+        if model is None or not model._join_config.enable or model._divide_by_initial_world_size:
+            return None
+        return float(torch._C._current_graph_task_id() != -1)  # pyright: ignore[reportPrivateUsage]  is this a backward?
 
     def _run(self, held: Sequence[Held], task: Callable[[], None]) -> None:
         try:
@@ -290,6 +298,10 @@ class Handle:
             self._reduce_compressed(payload, layout)
         else:
             self._reducer.all_reduce_uncompressed(payload)
+        if held.weight is not None:
+            count = torch.tensor([held.weight])
+            self._reducer.all_reduce_uncompressed(count)
+            payload.div_(count)
         if payload.data_ptr() != buffer.data_ptr():
             buffer.copy_(payload)
         if self._residuals is not None:
@@ -312,9 +324,13 @@ class Handle:
             self._end_step()
 
     def _reduce_compressed(self, payload: torch.Tensor, layout: Layout) -> None:
-        residuals = self._residuals
+        residuals, idle = self._residuals, list[slice]()
         if residuals is not None:
+            # What no rank used is not the model's to get: DDP drops its mean, and with it a residual that was sent along.
+            idle = untouched(payload, layout) if self._finds_unused else []
             payload.add_(residuals.current(layout.names))
+            for span in idle:
+                payload[span] = 0
         exact = set_aside(payload, layout.exact)
         finish = None if exact is None else self._reducer.start_uncompressed(exact)
         if exact is not None:
@@ -322,16 +338,20 @@ class Handle:
         if residuals is None:
             self._reducer.all_reduce(payload, "mean")
         else:
-            self._reduce_with_feedback(payload, layout.names, residuals)
+            self._reduce_with_feedback(payload, layout.names, residuals, idle)
         if exact is not None and finish is not None:
             finish()
             put_back(payload, layout.exact, exact)
 
-    def _reduce_with_feedback(self, payload: torch.Tensor, names: tuple[str, ...], residuals: Residuals) -> None:
+    def _reduce_with_feedback(
+        self, payload: torch.Tensor, names: tuple[str, ...], residuals: Residuals, idle: Sequence[slice]
+    ) -> None:  # fmt: skip
         lost = residuals.following(names)
         self._recorder.add(sent_squares=float(payload.dot(payload)))
         self._reducer.all_reduce(payload, "mean", lost)
         self._recorder.add(lost_squares=float(lost.dot(lost)))
+        for span in idle:
+            lost[span] += residuals.current(names)[span]
         self._layouts.append(names)
 
     def _end_step(self) -> None:
