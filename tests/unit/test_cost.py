@@ -59,7 +59,8 @@ def test_crossover_is_where_both_take_the_same_time():
 
 
 def watch(payoff: Payoff, exposed: float, busy: float) -> list[str]:
-    return [line for _ in range(40) if (line := payoff.step(exposed, busy)) is not None]
+    seen = [report for _ in range(40) if (report := payoff.step(exposed, busy)) is not None]
+    return [line for report in seen if (line := payoff.verdict([report])) is not None]
 
 
 def test_a_loss_is_said_once_with_both_times():
@@ -84,4 +85,14 @@ def test_what_backward_hides_it_would_hide_without_compression_too():
 def test_the_first_steps_do_not_count():
     payoff = Payoff("int8", 1_000_000, 2, Link(rate=1e9, round_trip=0.0))
     assert [payoff.step(9.0, 9.0) for _ in range(SKIPPED)] == [None] * SKIPPED
-    assert [payoff.step(1e-4, 1e-4) for _ in range(WATCHED)] == [None] * WATCHED
+    assert watch(payoff, exposed=1e-4, busy=1e-4) == []
+
+
+def test_waiting_for_a_slower_rank_is_no_loss():
+    fast, slow = (Payoff("int8", 1_000_000, 2, Link(rate=1e9, round_trip=0.0)) for _ in range(2))
+    steps = [(fast.step(0.05 - 0.04 * (k % 2), 0.05), slow.step(0.01 + 0.04 * (k % 2), 0.05)) for k in range(SKIPPED + WATCHED)]
+    reports = [report for report in steps[-1] if report is not None]
+    assert "adds 10.0 ms" in str(fast.verdict(reports))
+    idle = Payoff("int8", 1_000_000, 2, Link(rate=1e9, round_trip=0.0))
+    (quick,) = [report for _ in range(20) if (report := idle.step(0.001, 0.001)) is not None]
+    assert fast.verdict([reports[0], quick]) is None

@@ -362,10 +362,12 @@ class Handle:
             self._say_if_little()
         exposed = max(0.0, time.perf_counter() - self._ready_at)
         self._recorder.add(steps=1, exposed_seconds=exposed)
-        line = self._payoff.step(exposed, self._busy) if self._payoff is not None and self.active else None
+        seen = self._payoff.step(exposed, self._busy) if self._payoff is not None and self.active else None
         self._busy = 0.0
-        if line is not None and self.transport.rank == 0:
-            logging.getLogger("thinwire").warning(line)
+        if self._payoff is not None and seen is not None:
+            line = self._payoff.verdict(self.transport.gather_bytes(seen))
+            if line is not None and self.transport.rank == 0:
+                logging.getLogger("thinwire").warning(line)
 
     def _say_if_unsynced(self) -> None:
         """Once: DDP decides in the forward pass, so that no_sync() around backward alone reduces every micro-step."""
