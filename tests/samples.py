@@ -27,6 +27,11 @@ VARIANTS: list[Codec] = [
     codec("minmax4", block=128),
     codec("minmax3", block=16384),
     codec("minmax16", block=32),
+    codec("topk", k=1, bits=2),
+    codec("topk", k=7, chunk=64, bits=8),
+    codec("topk", k=256, chunk=1024, bits=5),
+    codec("topk", k=16, chunk=16, bits=3),
+    codec("topk", k=100, chunk=16384, bits=6),
 ]
 IDS = [made.spec() for made in VARIANTS]
 SIZES = [0, 1, 2, 7, 31, 32, 33, 127, 255, 256, 257, 1000, 1023, 1025, 4095, 4097, 9001]

@@ -2,6 +2,7 @@
 
     x (+ residual) -> rows -> encode -> wire -> decode, sum in fp32 -> encode -> wire -> decode -> mean
 
+Codecs of sparse rows have their sum at once: everybody gets, and adds, the rows of all.
 ``none`` takes torch's own all-reduce instead: it is the baseline, so it must be what the user had before.
 """
 
@@ -14,6 +15,7 @@ import torch
 from thinwire.codec.base import Codec
 from thinwire.codec.cast import Raw
 from thinwire.collective import shard
+from thinwire.collective.all_gather_sum import AllGatherSum
 from thinwire.collective.transport import Transport
 from thinwire.collective.two_shot import Op, TwoShot
 from thinwire.metrics import Recorder
@@ -26,6 +28,7 @@ class Reducer:
         self.transport, self.codec = transport, codec
         self.recorder = recorder or Recorder()
         self._collective = TwoShot(transport, codec, self.recorder)
+        self._sum = AllGatherSum(transport, codec, self.recorder) if codec.sums == "all_gather" else self._collective
 
     def all_reduce(self, x: torch.Tensor, op: Op = "mean", lost: torch.Tensor | None = None) -> None:
         """Mean or sum of ``x`` over the ranks, in place.
@@ -38,12 +41,16 @@ class Reducer:
                 lost.zero_()
             return
         self.recorder.add(elements_compressed=x.numel())
-        self._collective.all_reduce(x, self.shards(x.numel()), op, lost)
+        self._sum.all_reduce(x, self.shards(x.numel()), op, lost)
 
     def shards(self, n: int, size: int | None = None) -> shard.Shards:
-        """How a tensor of ``n`` elements is cut for this network, into shards of ``size`` or nearly equal ones."""
+        """How a tensor of ``n`` elements is cut for this network, into shards of ``size`` or nearly equal ones.
+
+        Where all rows go to all ranks, the sum of a tensor has one shard.
+        """
         ranks, link = self.transport.size, self.transport.link
-        size = shard.even_size(n, ranks) if size is None else size
+        if size is None:
+            ranks, size = (1, n) if self.codec.sums == "all_gather" else (ranks, shard.even_size(n, ranks))
         bits = self.codec.bits_per_element(shard.SEGMENT)
         return shard.paced(n, ranks, size, bits, link.rate, link.round_trip)
 

@@ -211,7 +211,7 @@ def _wrong(method: Method, found: F32, tensors: list[F32], exact: npt.NDArray[np
     assert method.shards is not None
     checked, wrong = 0, 0
     for k in reversed(range(method.shards.segments)):
-        for owner in range(len(tensors)):
+        for owner in range(method.shards.ranks):
             span = method.shards.span(owner, k)
             wrong += int((found[span] != part(tensors, method.codec, "mean", owner, span)).sum())
             checked += span.stop - span.start

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar, final
+from typing import Any, ClassVar, Literal, final
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +27,12 @@ class Codec(ABC):
 
     source: ClassVar[str]
     """Where the formula comes from."""
+    named: ClassVar[tuple[str, ...]] = ("bits",)
+    """Fields that the name states, so that the spec need not."""
+    sums: ClassVar[Literal["two_shot", "all_gather"]] = "two_shot"
+    """How ranks sum: each a shard, whose sum is encoded again; or everybody all rows, where a sum would not fit in a row."""
+    feedback_default: ClassVar[bool] = False
+    """Whether ``compress`` feeds back what the wire lost if nobody says."""
 
     @property
     @abstractmethod
@@ -96,7 +102,7 @@ class Codec(ABC):
     @final
     def spec(self) -> str:
         """Name and fields as one line of ASCII, e.g. "int4;block=32;scale=log8": what ranks and frames compare."""
-        fields = [f"{f.name}={_text(getattr(self, f.name))}" for f in dataclasses.fields(self) if f.name != "bits"]
+        fields = [f"{f.name}={_text(getattr(self, f.name))}" for f in dataclasses.fields(self) if f.name not in self.named]
         return ";".join([self.name, *fields])
 
 
@@ -112,6 +118,11 @@ def check_bits(name: str, bits: int, allowed: tuple[int, ...]) -> None:
 
 def check_block(name: str, block: int, smallest: int, largest: int) -> None:
     """Raises ConfigError unless ``block`` is a power of two in [smallest, largest]."""
-    good = isinstance(block, int) and not isinstance(block, bool) and smallest <= block <= largest
-    if not good or block & (block - 1):
-        raise ConfigError(f"{name}: block={block!r} is not allowed; allowed: powers of two from {smallest} to {largest}")
+    check_power(name, "block", block, smallest, largest)
+
+
+def check_power(name: str, field: str, value: int, smallest: int, largest: int) -> None:
+    """Raises ConfigError unless ``value`` is a power of two in [smallest, largest]."""
+    good = isinstance(value, int) and not isinstance(value, bool) and smallest <= value <= largest
+    if not good or value & (value - 1):
+        raise ConfigError(f"{name}: {field}={value!r} is not allowed; allowed: powers of two from {smallest} to {largest}")

@@ -7,7 +7,7 @@ import difflib
 from collections.abc import Mapping
 from typing import Any, Final
 
-from thinwire.codec import cast, integer, minmax
+from thinwire.codec import cast, integer, minmax, topk
 from thinwire.codec.base import Codec
 from thinwire.errors import ConfigError, unknown_name
 
@@ -32,6 +32,7 @@ REGISTRY: Final[Mapping[str, Codec]] = {
         cast.Float16(),
         *(integer.Int(bits=bits, **_INT_DEFAULTS[bits]) for bits in reversed(integer.BITS)),
         *(minmax.MinMax(bits=bits) for bits in reversed(minmax.BITS) if bits > 1),
+        topk.TopK(k=41, chunk=4096, bits=4),
     ]
 }
 """Every name with the codec that its defaults give."""
@@ -53,10 +54,10 @@ def codec(name: str | Codec, **fields: Any) -> Codec:
 def _with_fields(base: Codec, fields: Mapping[str, Any]) -> Codec:
     if not fields:
         return base
-    allowed = [f.name for f in dataclasses.fields(base) if f.name != "bits"]
+    allowed = [f.name for f in dataclasses.fields(base) if f.name not in base.named]
     for field in fields:
-        if field == "bits":
-            raise ConfigError(f"{base.name}: bits={fields[field]!r} is part of the name; allowed: another name")
+        if field in base.named:
+            raise ConfigError(f"{base.name}: {field}={fields[field]!r} is part of the name; allowed: another name")
         if field not in allowed:
             raise _unknown_field(base.name, field, allowed)
     return dataclasses.replace(base, **fields)

@@ -17,6 +17,7 @@ from typing import Literal
 import torch
 
 from thinwire.codec.base import Codec
+from thinwire.collective.buffers import Buffers
 from thinwire.collective.shard import Shards
 from thinwire.collective.transport import Pending, Transport
 from thinwire.metrics import Recorder
@@ -34,7 +35,7 @@ class TwoShot:
         self.transport, self.codec, self.recorder = transport, codec, recorder
         self._flight: deque[tuple[int | None, Pending, Callable[[], None]]] = deque()
         self._in_flight = 3
-        self._buffers: dict[int, deque[torch.Tensor]] = {}
+        self.buffers = Buffers()
 
     def all_reduce(self, x: torch.Tensor, shards: Shards, op: Op, error: torch.Tensor | None = None) -> None:
         """Sum or mean of ``x`` over the ranks, in place. ``error`` receives what this rank must add to its next tensor."""
@@ -103,7 +104,7 @@ class TwoShot:
         """The row of one message in a buffer of ours, or None for an empty one."""
         if not x.numel():
             return None
-        wire = self._borrow(self.codec.wire_bytes(x.numel()))
+        wire = self.buffers.borrow(self.codec.wire_bytes(x.numel()))
         with self.recorder.timed("encode_seconds"):
             self.codec.encode(x[None], out=wire[None], error=None if error is None else error[None])
         return wire
@@ -118,14 +119,14 @@ class TwoShot:
     ) -> None:  # fmt: skip
         """Start one exchange; what arrives is for ``span`` of ``target``, and part of the sum of segment ``summand``."""
         count = span.stop - span.start
-        receive = self._borrow(self.codec.wire_bytes(count)) if count else None
+        receive = self.buffers.borrow(self.codec.wire_bytes(count)) if count else None
 
         def finish() -> None:
             if receive is not None:
                 self._decode(receive, target[span], add)
-                self._return(receive)
+                self.buffers.give_back(receive)
             if send is not None and not shared:
-                self._return(send)
+                self.buffers.give_back(send)
 
         pending = self.transport.exchange(send, to, receive, source)
         sent, received = 0 if send is None else send.numel(), 0 if receive is None else receive.numel()
@@ -144,21 +145,6 @@ class TwoShot:
         """Finish exchanges in the order of their start until the sum of ``segment`` is complete; None: all of them."""
         while self._flight and (segment is None or any(one == segment for one, _, _ in self._flight)):
             self._finish_one()
-
-    def _borrow(self, size: int) -> torch.Tensor:
-        """``size`` bytes, of a buffer that an earlier message had: fresh memory costs a page fault every 4 KiB."""
-        free = self._buffers.get(_capacity(size))
-        whole = free.pop() if free else torch.empty(_capacity(size), dtype=torch.uint8)
-        return whole[:size]
-
-    def _return(self, buffer: torch.Tensor) -> None:
-        capacity = _capacity(buffer.numel())
-        self._buffers.setdefault(capacity, deque()).append(buffer.as_strided((capacity,), (1,)))
-
-
-def _capacity(size: int) -> int:
-    """A power of two, so that tensors of many sizes share a few buffers."""
-    return 1 << (size - 1).bit_length()
 
 
 class _At:

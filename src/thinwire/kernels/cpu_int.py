@@ -47,7 +47,8 @@ def _largest_key(patterns: Any, at: int, end: int) -> Any:
 
 
 @inline
-def _bf16_scales(keys: Any, bits: int, stored: Any, scales: Any) -> None:
+def bf16_scales(keys: Any, bits: int, stored: Any, scales: Any) -> None:
+    """bf16 bits and values of the scales of blocks, by their largest keys."""
     magnitude = (keys >> np.uint32(1)).view(np.float32)
     shrink = np.float32(2.0 ** (1 - bits))
     limit = np.uint32(BF16_MAX - ((bits - 1) << 7))
@@ -185,7 +186,7 @@ def int_encode(
                 last = min(g + GROUP // block, count)
                 groups[(at + g * block) // GROUP] = _log_scales(keys, g, last, table, np.int32(bits - 1), stored, scales)
         else:
-            _bf16_scales(keys, bits, wire[2 * first : 2 * (first + count)].view(np.uint16), scales)
+            bf16_scales(keys, bits, wire[2 * first : 2 * (first + count)].view(np.uint16), scales)
         codes = packed[at:end] if bits == 8 else buffer[: end - at]
         done = 0
         if block == 32:

@@ -126,7 +126,7 @@ def deliver(values: F32, out: F32, add: bool) -> None:
         out[...] = values
 
 
-def _lost(x: F32, values: F32, error: F32 | None) -> None:
+def lost(x: F32, values: F32, error: F32 | None) -> None:
     if error is not None:
         with np.errstate(over="ignore", invalid="ignore"):
             error[...] = x - values
@@ -154,20 +154,25 @@ def int_encode(x: F32, wire: U8, bits: int, block: int, log_scale: bool, error: 
     if error is not None:
         values = np.empty_like(x)
         int_decode(wire, values, bits, block, log_scale, add=False)
-        _lost(x, values, error)
+        lost(x, values, error)
 
 
-def _write_bf16_scales(keys: U32, wire: U8, n: int, bits: int, block: int) -> tuple[F32, int]:
+def bf16_scales(keys: U32, bits: int) -> U16:
+    """The bf16 scale of each magnitude key (fp32 bits rotated left by one); the extreme's code is negative."""
     magnitude = (keys >> np.uint32(1)).view(np.float32)
     finite = keys < layout.NONFINITE_KEY
     with np.errstate(invalid="ignore"):
         stored = np.minimum(bf16_bits(magnitude * np.float32(2.0 ** (1 - bits))), layout.largest_scale(bits))
     # A scale below the smallest normal number would have no finite inverse: such a block is sent as zeros.
     stored = np.where(stored < layout.BF16_MIN_NORMAL, 0, stored | np.where(keys & 1, 0, 0x8000))
-    stored = np.where(finite, stored, layout.BF16_NAN).astype("<u2")
+    return np.where(finite, stored, layout.BF16_NAN).astype(np.uint16)
+
+
+def _write_bf16_scales(keys: U32, wire: U8, n: int, bits: int, block: int) -> tuple[F32, int]:
+    stored = bf16_scales(keys, bits)
     size = layout.int_scale_bytes(n, block, log_scale=False)
-    wire[:, :size] = stored.view(np.uint8)
-    return bf16_values(stored.astype(np.uint16)), size
+    wire[:, :size] = stored.astype("<u2").view(np.uint8)
+    return bf16_values(stored), size
 
 
 def _write_log_scales(keys: U32, wire: U8, n: int, bits: int, block: int) -> tuple[F32, int]:
@@ -248,7 +253,7 @@ def minmax_encode(x: F32, wire: U8, bits: int, block: int, error: F32 | None) ->
     if error is not None:
         values = np.empty_like(x)
         minmax_decode(wire, values, bits, block, add=False)
-        _lost(x, values, error)
+        lost(x, values, error)
 
 
 def minmax_decode(wire: U8, out: F32, bits: int, block: int, add: bool) -> None:
@@ -271,7 +276,7 @@ def minmax_decode(wire: U8, out: F32, bits: int, block: int, add: bool) -> None:
 def bf16_encode(x: F32, wire: U8, error: F32 | None) -> None:
     stored = bf16_bits(x).astype("<u2")
     wire[:, : 2 * x.shape[1]] = stored.view(np.uint8)
-    _lost(x, bf16_values(stored.astype(np.uint16)), error)
+    lost(x, bf16_values(stored.astype(np.uint16)), error)
 
 
 def bf16_decode(wire: U8, out: F32, add: bool) -> None:
@@ -301,7 +306,7 @@ def f16_encode(x: F32, wire: U8, block: int, error: F32 | None) -> None:
     if error is not None:
         values = np.empty_like(x)
         f16_decode(wire, values, block, add=False)
-        _lost(x, values, error)
+        lost(x, values, error)
 
 
 def f16_decode(wire: U8, out: F32, block: int, add: bool) -> None:
