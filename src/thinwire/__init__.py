@@ -24,11 +24,13 @@ from thinwire.errors import (
 
 if TYPE_CHECKING:
     from thinwire.codec.registry import codec as codec
+    from thinwire.deep_gradient import DeepGradient
     from thinwire.functional import Work, all_gather, all_reduce, reduce_scatter
     from thinwire.metrics import Stats
     from thinwire.training.ddp import Handle, compress
 
 _LAZY = {
+    "DeepGradient": "thinwire.deep_gradient",
     "Handle": "thinwire.training.ddp",
     "Stats": "thinwire.metrics",
     "Work": "thinwire.functional",
@@ -43,6 +45,7 @@ __all__ = [
     "CollectiveTimeout",
     "ConfigError",
     "DataError",
+    "DeepGradient",
     "DisagreementError",
     "Handle",
     "PeerLost",

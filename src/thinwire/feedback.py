@@ -7,7 +7,7 @@ residual as it was.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
@@ -24,6 +24,11 @@ class Residuals:
         self._next: dict[tuple[str, ...], torch.Tensor] = {}
         self._finite = True
 
+    @property
+    def parts(self) -> dict[str, Residuals]:
+        """What a state has, by what stands before a parameter's name."""
+        return {"": self}
+
     def current(self, names: tuple[str, ...]) -> torch.Tensor:
         """The residuals of ``names``, one after another: (sum of sizes,) fp32, zero at the start."""
         if names not in self._flats:
@@ -35,6 +40,19 @@ class Residuals:
             self._flats |= {(name,): value for name, value in kept.items()}
             self._flats[names] = flat
         return self._flats[names]
+
+    def enter(
+        self, payload: torch.Tensor, names: tuple[str, ...], idle: Sequence[slice], exact: Sequence[slice]
+    ) -> None:  # fmt: skip
+        """Add what is owed to ``payload``, but send nothing at the spans ``idle``; at ``exact`` nothing is owed."""
+        payload.add_(self.current(names))
+        for span in idle:
+            payload[span] = 0
+
+    def leave(self, names: tuple[str, ...], idle: Sequence[slice]) -> None:
+        """What is owed at the spans ``idle`` stays so."""
+        for span in idle:
+            self.following(names)[span] += self.current(names)[span]
 
     def following(self, names: tuple[str, ...]) -> torch.Tensor:
         """Where the step writes what it lost; it becomes current with :meth:`commit`."""

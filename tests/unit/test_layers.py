@@ -19,6 +19,7 @@ LAYERS = [
     "codec",
     "collective",
     "feedback",
+    "deep_gradient",
     "metrics",
     "cost",
     "policy",

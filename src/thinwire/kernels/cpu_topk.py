@@ -121,12 +121,13 @@ def _choose(patterns: Any, count: int, keys: Any, places: Any) -> bool:
         for i in range(found):
             keys[i] = np.int32(patterns[places[i]] & _MAGNITUDE)
         limit = _kth_largest(keys, found, count, limit, largest, 0)
-        _keep(patterns, limit, count, places, found)
     elif found < count:
         # At least ``count`` elements reach the bound, so the rest equal it.
+        found = m
         for i in range(m):
             places[i] = i
-        _keep(patterns, limit, count, places, m)
+    if found > count:
+        _keep(patterns, limit, count, places, found)
     return True
 
 

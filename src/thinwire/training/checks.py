@@ -5,9 +5,39 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.codec.base import Codec
+from thinwire.deep_gradient import DeepGradient, require_sparse
 from thinwire.errors import ConfigError
+
+
+def unwrapped(model: torch.nn.Module) -> DistributedDataParallel:
+    """The DDP module, out of torch.compile's. Raises ConfigError for any other, and for one that calls no hook."""
+    model = getattr(model, "_orig_mod", model)  # torch.compile(DDP)
+    if not isinstance(model, DistributedDataParallel):
+        raise ConfigError(
+            f"model is a {type(model).__name__}; allowed: torch.nn.parallel.DistributedDataParallel "
+            "(wrap it first: DistributedDataParallel(model))"
+        )
+    if getattr(model, "_use_python_reducer", False):
+        raise ConfigError(
+            "model was made with torch._dynamo.config.optimize_ddp='python_reducer', which calls no communication hook; allowed: "
+            "True or 'ddp_optimizer', set before DistributedDataParallel(model)"
+        )
+    return model
+
+
+def check_arguments(codec: Codec, feedback: object, min_elements: object, verify_every: object) -> None:
+    """Raises ConfigError for arguments of ``compress`` that are out of range."""
+    if feedback not in (None, True, False) and not isinstance(feedback, DeepGradient):
+        raise ConfigError(f"feedback={feedback!r} is not allowed; allowed: None, True, False, DeepGradient(...)")
+    if isinstance(feedback, DeepGradient):
+        require_sparse(codec)
+    if isinstance(min_elements, bool) or not isinstance(min_elements, int) or min_elements < 0:
+        raise ConfigError(f"min_elements={min_elements!r} is out of range; allowed: 0 or more")
+    if verify_every is not None and (isinstance(verify_every, bool) or not isinstance(verify_every, int) or verify_every < 1):
+        raise ConfigError(f"verify_every={verify_every!r} is out of range; allowed: 1 or more, or None for never")
 
 
 def compile_kernels(codec: Codec) -> None:

@@ -22,6 +22,7 @@ from thinwire.codec import codec as resolve
 from thinwire.codec.base import Codec
 from thinwire.codec.cast import Raw
 from thinwire.collective.handshake import agree
+from thinwire.deep_gradient import DeepGradient, Momenta
 from thinwire.errors import ConfigError
 from thinwire.feedback import Residuals
 from thinwire.kernels.threads import set_num_threads
@@ -30,8 +31,9 @@ from thinwire.overlap import worker_of
 from thinwire.reducer import Reducer
 from thinwire.training import state
 from thinwire.training.bucket import Held, Layout, as_payload, layout_of, put_back, regrouped, set_aside, share_out, untouched
-from thinwire.training.checks import check_parameters, compile_kernels
+from thinwire.training.checks import check_arguments, check_parameters, compile_kernels, unwrapped
 from thinwire.training.hook import is_compressed, register
+from thinwire.training.optimizers import watch_optimizers
 from thinwire.training.payoff import Payoff
 from thinwire.training.share import Share
 from thinwire.training.verify import verify
@@ -42,7 +44,7 @@ MIN_ELEMENTS: Final = 256
 def compress(
     model: torch.nn.Module,
     codec: str | Codec = "int8",
-    feedback: bool | None = None,
+    feedback: bool | DeepGradient | None = None,
     min_elements: int = MIN_ELEMENTS,
     streams: int | None = None,
     timeout: float | None = None,
@@ -52,8 +54,9 @@ def compress(
 
     Parameters with one dimension or fewer than ``min_elements`` elements go uncompressed (fp32); so does what
     ``codec="none"`` names. ``feedback=True`` adds what the wire lost of a gradient to the next one; None takes the codec's own
-    default, which is off for every codec so far (docs/numerics.md says why). ``streams`` connections a pair of ranks; None lets a
-    probe of the network choose. ``timeout`` seconds without a byte from a rank end the run; None takes the process group's.
+    default, which is on for ``topk`` only (docs/numerics.md says why); ``feedback=DeepGradient(...)`` has momentum before the
+    wire, for ``topk`` and SGD without momentum. ``streams`` connections a pair of ranks; None lets a probe of the network
+    choose. ``timeout`` seconds without a byte from a rank end the run; None takes the process group's.
     With ``verify_every=K``, every K-th backward hashes the parameters of all ranks and raises DisagreementError if they differ.
     Returns the handle that measures and removes. After a few steps, rank 0 logs a warning if
     uncompressed gradients would be faster on this network.
@@ -62,32 +65,19 @@ def compress(
     not a float, and for bad arguments; DisagreementError on every rank if the ranks' arguments or parameters differ.
     Then ``backward()`` raises PeerLost or CollectiveTimeout, which name the rank, if one is lost.
     """
-    model = getattr(model, "_orig_mod", model)  # torch.compile(DDP)
-    if not isinstance(model, DistributedDataParallel):
-        raise ConfigError(
-            f"model is a {type(model).__name__}; allowed: torch.nn.parallel.DistributedDataParallel "
-            "(wrap it first: DistributedDataParallel(model))"
-        )
-    if getattr(model, "_use_python_reducer", False):
-        raise ConfigError(
-            "model was made with torch._dynamo.config.optimize_ddp='python_reducer', which calls no communication hook; allowed: "
-            "True or 'ddp_optimizer', set before DistributedDataParallel(model)"
-        )
-    if feedback not in (None, True, False):
-        raise ConfigError(f"feedback={feedback!r} is not allowed; allowed: None, True, False")
-    if isinstance(min_elements, bool) or not isinstance(min_elements, int) or min_elements < 0:
-        raise ConfigError(f"min_elements={min_elements!r} is out of range; allowed: 0 or more")
-    if verify_every is not None and (isinstance(verify_every, bool) or not isinstance(verify_every, int) or verify_every < 1):
-        raise ConfigError(f"verify_every={verify_every!r} is out of range; allowed: 1 or more, or None for never")
-    return Handle(model, resolve(codec), bool(feedback), min_elements, streams, timeout, verify_every)
+    ddp, made = unwrapped(model), resolve(codec)
+    check_arguments(made, feedback, min_elements, verify_every)
+    default = made.feedback_default if feedback is None else feedback
+    chosen = default if isinstance(default, DeepGradient) else bool(default)
+    return Handle(ddp, made, chosen, min_elements, streams, timeout, verify_every)
 
 
 class Handle:
     """One compressed model: what was sent, its residuals, and the way back. Made by :func:`compress`."""
 
     def __init__(
-        self, model: DistributedDataParallel, codec: Codec, feedback: bool, min_elements: int, streams: int | None = None,
-        timeout: float | None = None, verify_every: int | None = None,
+        self, model: DistributedDataParallel, codec: Codec, feedback: bool | DeepGradient, min_elements: int,
+        streams: int | None = None, timeout: float | None = None, verify_every: int | None = None,
     ) -> None:  # fmt: skip
         self.codec, self.feedback, self.min_elements = codec, feedback, min_elements
         self._parameters = {name: p for name, p in model.module.named_parameters() if p.requires_grad}
@@ -109,7 +99,8 @@ class Handle:
         compile_kernels(codec)
         self._worker.submit(self._agree).result()
         sizes = {name: p.numel() for name, p in model.module.named_parameters()}
-        self._residuals = Residuals(sizes) if feedback and not isinstance(codec, Raw) else None
+        self._momenta = Momenta(feedback, sizes, codec, self.transport.size) if isinstance(feedback, DeepGradient) else None
+        self._residuals = self._momenta or (Residuals(sizes) if feedback and not isinstance(codec, Raw) else None)
         self._layouts: list[tuple[str, ...]] = []
         self._tasks: list[Future[None]] = []
         self._told = self._unsynced = False
@@ -131,6 +122,8 @@ class Handle:
         """Whether all gradients of the last step were finite, the same on all ranks; kept with feedback only."""
         set_num_threads(max(1, torch.get_num_threads()))
         register(model, self, self.transport)
+        if self._momenta is not None:
+            watch_optimizers(self, self._parameters.values())
         if self.transport.rank == 0:
             logging.getLogger("thinwire").info(self.summary())
 
@@ -144,7 +137,7 @@ class Handle:
 
     def summary(self) -> str:
         """One line for people: codec, bits, threshold, and what goes uncompressed."""
-        return self.share.summary(self.codec, self.feedback, self.min_elements)
+        return self.share.summary(self.codec, bool(self.feedback), self.min_elements)
 
     def follow(self, scaler: Any) -> None:
         """Keep residuals in units of the gradients while ``scaler``, a torch.amp.GradScaler, changes its loss scale."""
@@ -181,13 +174,12 @@ class Handle:
         ``ranks=K`` gives a state of K ranks with residuals of zero instead, into which that module can load a checkpoint that K
         ranks saved; :meth:`load_state_dict` then takes it on any number of ranks.
         """
-        names = self._compressed_names() if self._residuals is not None else set[str]()
-        kept = {n: state.shaped(self._residuals.of(n), self._parameters[n]) for n in sorted(names)} if self._residuals else {}
+        kept = state.kept(self._residuals, self._parameters, self._compressed_names())
         mine, spec = self.transport.rank, self.codec.spec()
         made = state.pack(spec, mine, ranks or self.transport.size, kept, self._order, self._scale)
         if ranks is not None:
             made["residuals"] = {f"rank{r}": {n: torch.zeros_like(v) for n, v in kept.items()} for r in range(ranks)}
-        return made
+        return made | ({"schedule_step": self._momenta.step} if self._momenta is not None else {})
 
     def load_state_dict(self, states: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
         """Take over :meth:`state_dict` of the same model, in any bucket layout; a list has those of all ranks that saved.
@@ -200,11 +192,11 @@ class Handle:
         if found and self._residuals is None:
             raise ConfigError("state has residuals, but feedback is off; allowed: compress(..., feedback=True)")
         if self._residuals is not None and found is not None:
-            flats = {n: state.flattened(n, v, self._parameters[n]) if n in self._parameters else v for n, v in found.items()}
-            zeros = {n: torch.zeros(size) for n, size in self._residuals.sizes.items() if n not in self._compressed_names()}
-            self._residuals.load_state_dict({**zeros, **flats})
+            state.take_over(self._residuals, found, self._parameters, self._compressed_names())
         elif self._residuals is not None:
             self._residuals.rescale(0.0)
+        if self._momenta is not None:
+            self._momenta.step = state.schedule_step(states)
         self._replay = order
         self._scale = scale  # the saved run's; the next step brings residuals to the scaler's
 
@@ -214,6 +206,7 @@ class Handle:
         if not self._tasks:
             self._follow_scale()  # no task is under way, and all ranks see the same scale
             self._say_if_unsynced()
+            self._follow_schedule()
             self._step += 1
             if self._verify_every and self.active and self._step % self._verify_every == 0:
                 self._tasks.append(self._worker.submit(self._verify))
@@ -228,10 +221,10 @@ class Handle:
         # Decided here: a later remove() must not reach what is on its way, or ranks would part.
         held = Held(buffer, [self._names[id(p)] for p in parameters], parameters, future, self.active, self._weight())
         self._coming.append(held.names)
-        if self._replay:
+        if self._replay or (self._momenta is not None and self._momenta.whole):
             self._held.append(held)
             if last:
-                self._tasks.append(self._worker.submit(self._replayed(self._held)))
+                self._tasks.append(self._worker.submit(self._together(self._held)))
                 self._held = []
         else:
             self._tasks.append(self._worker.submit(lambda: self._run([held], lambda: self._reduce(held, last))))
@@ -260,11 +253,13 @@ class Handle:
         for one in held:
             one.future.set_result(one.buffer)
 
-    def _replayed(self, held: list[Held]) -> Callable[[], None]:
-        """The first step after loading: all buckets together, cut as those of the saved run were."""
+    def _together(self, held: list[Held]) -> Callable[[], None]:
+        """All buckets of a step, cut as those of the saved run were if it is the first after loading."""
         order = regrouped(held, self._replay)
 
         def task() -> None:
+            if self._momenta is not None:
+                self._momenta.begin([one.buffer for one in held], self._scale)
             for number, group in enumerate(order):
                 self._reduce(group, number == len(order) - 1)
             share_out(order, held)
@@ -294,6 +289,8 @@ class Handle:
             return
         layout = layout_of(held.names, parameters, self._compressed)
         payload = as_payload(buffer)
+        if held.active and self._momenta is not None:
+            self._momenta.prepare(payload)
         if held.active and layout.compressed:
             self._reduce_compressed(payload, layout)
         else:
@@ -302,6 +299,9 @@ class Handle:
             count = torch.tensor([held.weight])
             self._reducer.all_reduce_uncompressed(count)
             payload.div_(count)
+        if held.active and self._momenta is not None:
+            idle = untouched(payload, layout) if self._finds_unused else []
+            self._momenta.finish(payload, layout.names, idle, layout.exact, alone=not layout.compressed)
         if payload.data_ptr() != buffer.data_ptr():
             buffer.copy_(payload)
         if self._residuals is not None:
@@ -324,34 +324,30 @@ class Handle:
             self._end_step()
 
     def _reduce_compressed(self, payload: torch.Tensor, layout: Layout) -> None:
-        residuals, idle = self._residuals, list[slice]()
-        if residuals is not None:
-            # What no rank used is not the model's to get: DDP drops its mean, and with it a residual that was sent along.
-            idle = untouched(payload, layout) if self._finds_unused else []
-            payload.add_(residuals.current(layout.names))
-            for span in idle:
-                payload[span] = 0
+        # What no rank used is not the model's to get: DDP drops its mean, and with it a residual that was sent along.
+        idle = untouched(payload, layout) if self._finds_unused and self._residuals is not None else []
         exact = set_aside(payload, layout.exact)
         finish = None if exact is None else self._reducer.start_uncompressed(exact)
         if exact is not None:
             self._recorder.add(elements_compressed=-exact.numel())  # the payload has zeros in their place
-        if residuals is None:
+        if self._residuals is None:
             self._reducer.all_reduce(payload, "mean")
         else:
-            self._reduce_with_feedback(payload, layout.names, residuals, idle)
+            self._reduce_with_feedback(payload, layout, self._residuals, idle)
         if exact is not None and finish is not None:
             finish()
             put_back(payload, layout.exact, exact)
 
     def _reduce_with_feedback(
-        self, payload: torch.Tensor, names: tuple[str, ...], residuals: Residuals, idle: Sequence[slice]
+        self, payload: torch.Tensor, layout: Layout, residuals: Residuals | Momenta, idle: Sequence[slice]
     ) -> None:  # fmt: skip
+        names = layout.names
+        residuals.enter(payload, names, idle, layout.exact)
         lost = residuals.following(names)
         self._recorder.add(sent_squares=float(payload.dot(payload)))
         self._reducer.all_reduce(payload, "mean", lost)
         self._recorder.add(lost_squares=float(lost.dot(lost)))
-        for span in idle:
-            lost[span] += residuals.current(names)[span]
+        residuals.leave(names, idle)
         self._layouts.append(names)
 
     def _end_step(self) -> None:
@@ -368,6 +364,11 @@ class Handle:
             line = self._payoff.verdict(self.transport.gather_bytes(seen))
             if line is not None and self.transport.rank == 0:
                 logging.getLogger("thinwire").warning(line)
+
+    def _follow_schedule(self) -> None:
+        """In a warm-up, send with the codec of its stage; all ranks see the same steps, and no task is under way."""
+        if self._momenta is not None and self._momenta.codec != self._reducer.codec:
+            self._reducer = Reducer(self.transport, self._momenta.codec, self._recorder)
 
     def _say_if_unsynced(self) -> None:
         """Once: DDP decides in the forward pass, so that no_sync() around backward alone reduces every micro-step."""

@@ -14,7 +14,9 @@ from typing import Any, Final
 
 import torch
 
+from thinwire.deep_gradient import Momenta
 from thinwire.errors import ConfigError
+from thinwire.feedback import Residuals
 
 STATE_VERSION: Final = 2
 Order = list[list[str]]
@@ -73,6 +75,37 @@ def _check(state: Mapping[str, Any], codec: str, first: Mapping[str, Any]) -> No
         raise ConfigError(f"state is of codec {state['codec']!r}; allowed: {codec!r}")
     if state["ranks"] != first["ranks"]:
         raise ConfigError(f"states are of {first['ranks']} and {state['ranks']} ranks; allowed: states of one checkpoint")
+
+
+def kept(
+    feedback: Residuals | Momenta | None, parameters: Mapping[str, torch.Tensor], compressed: set[str]
+) -> dict[str, torch.Tensor]:  # fmt: skip
+    """What feedback keeps of ``parameters``, in their shape: residuals of the ``compressed`` ones by name, velocities of all."""
+    parts = {} if feedback is None else feedback.parts
+    names = {part: sorted(compressed if part == "" else parameters) for part in parts}
+    return {part + n: shaped(parts[part].of(n), parameters[n]) for part in parts for n in names[part]}
+
+
+def take_over(
+    feedback: Residuals | Momenta, found: Mapping[str, torch.Tensor], parameters: Mapping[str, torch.Tensor], compressed: set[str]
+) -> None:
+    """The inverse of :func:`kept`; what is not in it starts at zero. Raises ConfigError if it does not fit."""
+    left = dict(found)
+    flats: dict[str, dict[str, torch.Tensor]] = {}
+    for part in sorted(feedback.parts, reverse=True):  # the one without a name of its own takes the rest
+        mine = {key: left.pop(key) for key in list(left) if key.startswith(part)}
+        named = {key.removeprefix(part): value for key, value in mine.items()}
+        flats[part] = {n: flattened(n, v, parameters[n]) if n in parameters else v for n, v in named.items()}
+    for part, residuals in feedback.parts.items():
+        owed = compressed if part == "" else set(parameters)
+        zeros = {n: torch.zeros(size) for n, size in residuals.sizes.items() if n not in owed}
+        residuals.load_state_dict({**zeros, **flats[part]})
+
+
+def schedule_step(states: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> int:
+    """The step of a warm-up that a state was saved at; 0 if there was none."""
+    first = states if isinstance(states, Mapping) else states[0]
+    return int(first.get("schedule_step", 0))
 
 
 def shaped(flat: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
