@@ -96,12 +96,38 @@ class Codec(ABC):
     @final
     def spec(self) -> str:
         """Name and fields as one line of ASCII, e.g. "int4;block=32;scale=log8": what ranks and frames compare."""
-        fields = [f"{f.name}={_text(getattr(self, f.name))}" for f in dataclasses.fields(self) if f.name != "bits"]
-        return ";".join([self.name, *fields])
+        fields = [f"{name}={text(getattr(self, name))}" for name in self.field_names() if name != "inner"]
+        return ";".join([self._spec_name(), *fields])
+
+    def _spec_name(self) -> str:
+        return self.name
+
+    @final
+    def field_names(self) -> list[str]:
+        """The fields that are not part of the name."""
+        return [f.name for f in dataclasses.fields(self) if f.name != "bits"]
 
 
-def _text(value: Any) -> str:
-    return "none" if value is None else str(value)
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Wrapper(Codec):
+    """A codec that changes what goes into or comes out of ``inner``; named ``label(inner)``."""
+
+    inner: Codec
+    label: ClassVar[str]
+
+    @property
+    @final
+    def name(self) -> str:
+        return f"{self.label}({self.inner.name})"
+
+    @final
+    def _spec_name(self) -> str:
+        return f"{self.label}({self.inner.spec()})"
+
+
+def text(value: Any) -> str:
+    """A field's value as specs have it."""
+    return str(value).lower() if value is None or isinstance(value, bool) else str(value)
 
 
 def check_bits(name: str, bits: int, allowed: tuple[int, ...]) -> None:
@@ -115,3 +141,9 @@ def check_block(name: str, block: int, smallest: int, largest: int) -> None:
     good = isinstance(block, int) and not isinstance(block, bool) and smallest <= block <= largest
     if not good or block & (block - 1):
         raise ConfigError(f"{name}: block={block!r} is not allowed; allowed: powers of two from {smallest} to {largest}")
+
+
+def check_seed(name: str, seed: int) -> None:
+    """Raises ConfigError unless ``seed`` is an integer of up to 63 bits."""
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 1 << 63:
+        raise ConfigError(f"{name}: seed={seed!r} is out of range; allowed: 0 to {(1 << 63) - 1}")
