@@ -26,18 +26,17 @@ def _flipped(x: F32, seed: int) -> F32:
     return (np.ascontiguousarray(x).view(np.uint32) ^ signs).view(np.float32)
 
 
+@np.errstate(over="ignore", invalid="ignore")
 def _transform(x: F32, out: F32, block: int) -> None:
-    n = x.shape[1]
-    for start, size in layout.hadamard_blocks(n, block):
+    for start, size in layout.hadamard_blocks(x.shape[1], block):
         # Divided first, so that no sum of finite numbers overflows.
         y = x[:, start : start + size] * np.float32(1 / size)
-        with np.errstate(over="ignore", invalid="ignore"):
-            step = 1
-            while step < size:
-                pairs = y.reshape(x.shape[0], -1, 2, step)
-                y = np.concatenate([pairs[:, :, :1] + pairs[:, :, 1:], pairs[:, :, :1] - pairs[:, :, 1:]], axis=2)
-                step *= 2
-            y = y.reshape(x.shape[0], size)
-            scaled = y * layout.hadamard_scale(size)
+        step = 1
+        while step < size:
+            pairs = y.reshape(x.shape[0], -1, 2, step)
+            y = np.concatenate([pairs[:, :, :1] + pairs[:, :, 1:], pairs[:, :, :1] - pairs[:, :, 1:]], axis=2)
+            step *= 2
+        y = y.reshape(x.shape[0], size)
+        scaled = y * layout.hadamard_scale(size)
         over = np.isfinite(y) & np.isinf(scaled)
         out[:, start : start + size] = np.where(over, np.copysign(np.finfo(np.float32).max, y), scaled)
