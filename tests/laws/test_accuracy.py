@@ -17,6 +17,12 @@ GAUSSIAN_TARGETS = {
     "int4": 0.0076,
     "int3": 0.032,
     "int2": 0.14,
+    "int4;search=true": 0.00695,
+    "int3;search=true": 0.0272,
+    "int2;search=true": 0.1125,
+    "int2;search=true;block=64": 0.127,
+    "int4;rounding=stochastic": 0.0215,
+    "int8;rounding=stochastic": 8.6e-5,
 }
 
 

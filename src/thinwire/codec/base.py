@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar, final
+from typing import Any, ClassVar, Final, final
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,7 @@ from thinwire.kernels.ops import Rows
 
 F32 = npt.NDArray[np.float32]
 U8 = npt.NDArray[np.uint8]
+ROUNDINGS: Final = ("nearest", "stochastic")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -96,8 +97,9 @@ class Codec(ABC):
     @final
     def spec(self) -> str:
         """Name and fields as one line of ASCII, e.g. "int4;block=32;scale=log8": what ranks and frames compare."""
-        fields = [f"{name}={text(getattr(self, name))}" for name in self.field_names() if name != "inner"]
-        return ";".join([self._spec_name(), *fields])
+        silent = {f.name for f in dataclasses.fields(self) if "quiet" in f.metadata and getattr(self, f.name) == f.default}
+        told = [name for name in self.field_names() if name != "inner" and name not in silent]
+        return ";".join([self._spec_name(), *(f"{name}={text(getattr(self, name))}" for name in told)])
 
     def _spec_name(self) -> str:
         return self.name
@@ -128,6 +130,17 @@ class Wrapper(Codec):
 def text(value: Any) -> str:
     """A field's value as specs have it."""
     return str(value).lower() if value is None or isinstance(value, bool) else str(value)
+
+
+def quiet(default: Any) -> Any:
+    """A field that a spec leaves out at its default: it came later, and earlier specs must stay what they are."""
+    return dataclasses.field(default=default, metadata={"quiet": True})
+
+
+def check_rounding(name: str, rounding: str) -> None:
+    """Raises ConfigError unless ``rounding`` is a known way to round."""
+    if rounding not in ROUNDINGS:
+        raise ConfigError(f"{name}: rounding={rounding!r} is not known; allowed: {', '.join(ROUNDINGS)}")
 
 
 def check_bits(name: str, bits: int, allowed: tuple[int, ...]) -> None:

@@ -19,6 +19,7 @@ import torch
 from thinwire.codec.base import Codec
 from thinwire.collective.shard import Shards
 from thinwire.collective.transport import Pending, Transport
+from thinwire.kernels.rng import mixed
 from thinwire.metrics import Recorder
 
 Op = Literal["mean", "sum"]
@@ -35,6 +36,8 @@ class TwoShot:
         self._flight: deque[tuple[int | None, Pending, Callable[[], None]]] = deque()
         self._in_flight = 3
         self._buffers: dict[int, deque[torch.Tensor]] = {}
+        self.messages = 0
+        """Rows encoded so far: with the rank, the seed of the noise of the next one."""
 
     def all_reduce(self, x: torch.Tensor, shards: Shards, op: Op, error: torch.Tensor | None = None) -> None:
         """Sum or mean of ``x`` over the ranks, in place. ``error`` receives what this rank must add to its next tensor."""
@@ -105,7 +108,9 @@ class TwoShot:
             return None
         wire = self._borrow(self.codec.wire_bytes(x.numel()))
         with self.recorder.timed("encode_seconds"):
-            self.codec.encode(x[None], out=wire[None], error=None if error is None else error[None])
+            seed = mixed(self.transport.rank, self.messages)
+            self.codec.encode(x[None], out=wire[None], error=None if error is None else error[None], seed=seed)
+        self.messages += 1
         return wire
 
     def _decode(self, wire: torch.Tensor, out: torch.Tensor, add: bool) -> None:

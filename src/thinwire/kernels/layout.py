@@ -46,10 +46,31 @@ LOG_SIGN: Final = 0x80
 LOG_THRESHOLDS: Final[npt.NDArray[np.uint32]] = np.array(
     [0x05AAC3, 0x11C3D3, 0x1EF532, 0x2D583F, 0x3D08A4, 0x4E248C, 0x60CCDF, 0x75257D], dtype=np.uint32
 )
+# Mantissa bits of the fp32 numbers above 2**(i/8), i = 0..7: where the next log scale that is not smaller changes.
+LOG_UP: Final[npt.NDArray[np.uint32]] = np.array(
+    [0x000001, 0x0B95C2, 0x1837F1, 0x25FED7, 0x3504F4, 0x45672B, 0x5744FD, 0x6AC0C7], dtype=np.uint32
+)
 # fp32 bits of 2**(-i/8), i = 0..7.
 _LOG_FRACTIONS: Final[npt.NDArray[np.float32]] = np.array(
     [0x3F800000, 0x3F6AC0C7, 0x3F5744FD, 0x3F45672A, 0x3F3504F3, 0x3F25FED7, 0x3F1837F0, 0x3F0B95C2], dtype=np.uint32
 ).view(np.float32)
+
+
+SEARCH_STEPS: Final[npt.NDArray[np.int64]] = np.arange(-1, 7)
+"""The candidates of a search for a block's scale, in steps of 1/8 octave below the one of the extreme."""
+SEARCH_NONE: Final = 1
+"""The index of the candidate that is that one."""
+# 2**(k/8) and 2**(-k/8) for these k, from the table, so that they are the same everywhere.
+SEARCH_DOWN: Final[npt.NDArray[np.float32]] = np.array([2 * _LOG_FRACTIONS[7], *_LOG_FRACTIONS[:7]], np.float32)
+SEARCH_UP: Final[npt.NDArray[np.float32]] = np.array([_LOG_FRACTIONS[1], 1, *(2 * _LOG_FRACTIONS[7:1:-1])], np.float32)
+SEARCH_WEIGHTS: Final[npt.NDArray[np.float32]] = SEARCH_DOWN * SEARCH_DOWN
+"""What brings squared errors in steps of a candidate to those of the extreme's."""
+
+
+def widening(bits: int) -> np.float32:
+    """``2**(bits-1) / (2**(bits-1) - 1)``, fp32: what makes room for rounding up."""
+    half = 1 << (bits - 1)
+    return np.float32(half) / np.float32(half - 1)
 
 
 @lru_cache

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from thinwire.errors import unknown_name
-from thinwire.kernels import layout, reference
+from thinwire.kernels import layout, reference, reference_int_modes, rng
 from thinwire.kernels.threads import in_pieces
 
 F32 = npt.NDArray[np.float32]
@@ -76,6 +76,39 @@ def int_encode(rows: Rows, wire: U8, bits: int, block: int, log_scale: bool, err
 
     def piece(x: U8, w: U8, e: F32, a: int, b: int) -> None:
         kernel(x, kind, w, n, a, b, bits, block, log_scale, table, e)
+
+    _encode_rows(rows, wire, error, max(layout.TILE, block), piece)
+
+
+def int_encode_stochastic(
+    rows: Rows, wire: U8, bits: int, block: int, log_scale: bool, error: F32 | None, seed: int
+) -> None:  # fmt: skip
+    """See :func:`thinwire.kernels.reference_int_modes.int_encode_stochastic`."""
+    if _backend == "reference":
+        reference_int_modes.int_encode_stochastic(rows.as_float32(), wire, bits, block, log_scale, error, seed)
+        return
+    for i, row in enumerate(rows.data):
+        one, lost = Rows(row[None], rows.kind), None if error is None else error[i : i + 1]
+        _int_encode_modes(one, wire[i : i + 1], bits, block, log_scale, lost, True, rng.keys(seed, i))
+
+
+def int_encode_search(rows: Rows, wire: U8, bits: int, block: int, log_scale: bool, error: F32 | None) -> None:
+    """See :func:`thinwire.kernels.reference_int_modes.int_encode_search`."""
+    if _backend == "reference":
+        reference_int_modes.int_encode_search(rows.as_float32(), wire, bits, block, log_scale, error)
+        return
+    _int_encode_modes(rows, wire, bits, block, log_scale, error, False, (0, 0))
+
+
+def _int_encode_modes(
+    rows: Rows, wire: U8, bits: int, block: int, log_scale: bool, error: F32 | None, stochastic: bool, keys: tuple[int, int]
+) -> None:  # fmt: skip
+    from thinwire.kernels.cpu_int_modes import int_encode_modes as kernel
+
+    n, kind, table = rows.data.shape[1], rows.kind, layout.log_table(bits)
+
+    def piece(x: U8, w: U8, e: F32, a: int, b: int) -> None:
+        kernel(x, kind, w, n, a, b, bits, block, log_scale, table, e, stochastic, *keys)
 
     _encode_rows(rows, wire, error, max(layout.TILE, block), piece)
 

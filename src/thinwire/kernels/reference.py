@@ -45,7 +45,7 @@ def f16_values(bits: U16) -> F32:
         return bits.view(np.float16).astype(np.float32)
 
 
-def _blocks(x: npt.NDArray[Any], block: int) -> npt.NDArray[Any]:
+def blocks_of(x: npt.NDArray[Any], block: int) -> npt.NDArray[Any]:
     """(r, n) -> (r, blocks, block), zero-padded."""
     rows, n = x.shape
     count = -(-n // block)
@@ -112,7 +112,7 @@ def _unpack_plane(plane: U8, n: int, width: int) -> U32:
 # --- shared by the decoders ----------------------------------------------------------------------------------------
 
 
-def _spread(values: npt.NDArray[Any], block: int, n: int) -> npt.NDArray[Any]:
+def spread(values: npt.NDArray[Any], block: int, n: int) -> npt.NDArray[Any]:
     """(r, blocks) -> (r, n), each number to all of its block; no array is longer than that, however long a block is."""
     return values[:, np.arange(n) // block]
 
@@ -126,7 +126,7 @@ def deliver(values: F32, out: F32, add: bool) -> None:
         out[...] = values
 
 
-def _lost(x: F32, values: F32, error: F32 | None) -> None:
+def lost(x: F32, values: F32, error: F32 | None) -> None:
     if error is not None:
         with np.errstate(over="ignore", invalid="ignore"):
             error[...] = x - values
@@ -137,31 +137,46 @@ def _lost(x: F32, values: F32, error: F32 | None) -> None:
 
 def int_encode(x: F32, wire: U8, bits: int, block: int, log_scale: bool, error: F32 | None) -> None:
     """Blocks with one scale, ``s = extreme / -2**(bits-1)``: codes ``round(x/s) + 2**(bits-1)``, all of them used."""
-    rows, n = x.shape
-    blocks = _blocks(x, block)
-    patterns = blocks.view(np.uint32)
-    keys = ((patterns << np.uint32(1)) | (patterns >> np.uint32(31))).max(axis=2)
-    write = _write_log_scales if log_scale else _write_bf16_scales
+    n = x.shape[1]
+    blocks = blocks_of(x, block)
+    keys = keys_of(blocks)
+    write = write_log_scales if log_scale else write_bf16_scales
     scales, at = write(keys, wire, n, bits, block)
-    usable = np.isfinite(scales) & (scales != 0)
-    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        inverse = np.where(usable, np.float32(1) / scales, np.float32(0))
-        steps = np.where(usable[..., None], np.rint(blocks * inverse[..., None]), np.float32(0))
-    half = 1 << (bits - 1)
-    codes = np.clip(steps, -half, half - 1).astype(np.int32).reshape(rows, -1)[:, :n] + half
-    size = layout.code_bytes(n, bits)
-    wire[:, at : at + size] = pack(codes, bits)
+    write_codes(blocks, scales, wire, at, bits, n)
     if error is not None:
         values = np.empty_like(x)
         int_decode(wire, values, bits, block, log_scale, add=False)
-        _lost(x, values, error)
+        lost(x, values, error)
 
 
-def _write_bf16_scales(keys: U32, wire: U8, n: int, bits: int, block: int) -> tuple[F32, int]:
+def keys_of(blocks: F32) -> U32:
+    """(r, blocks, block) -> (r, blocks): the largest magnitude key, fp32 bits rotated left by one."""
+    patterns = blocks.view(np.uint32)
+    return ((patterns << np.uint32(1)) | (patterns >> np.uint32(31))).max(axis=2)
+
+
+def write_codes(blocks: F32, scales: F32, wire: U8, at: int, bits: int, n: int, noise: F32 | None = None) -> None:
+    """Codes ``clip(round(x * (1/s) + noise))`` from byte ``at`` on; those of zero where a scale is zero or NaN."""
+    usable = np.isfinite(scales) & (scales != 0)
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        inverse = np.where(usable, np.float32(1) / scales, np.float32(0))
+        exact = blocks * inverse[..., None]
+        if noise is not None:
+            exact = exact + noise
+        steps = np.where(usable[..., None], np.rint(exact), np.float32(0))
+    half = 1 << (bits - 1)
+    codes = np.clip(steps, -half, half - 1).astype(np.int32).reshape(blocks.shape[0], -1)[:, :n] + half
+    wire[:, at : at + layout.code_bytes(n, bits)] = pack(codes, bits)
+
+
+def write_bf16_scales(keys: U32, wire: U8, n: int, bits: int, block: int, up: bool = False) -> tuple[F32, int]:
+    """The scale of each block, as bf16 at the front of the row, rounded to nearest or ``up``; and where the codes start."""
     magnitude = (keys >> np.uint32(1)).view(np.float32)
     finite = keys < layout.NONFINITE_KEY
     with np.errstate(invalid="ignore"):
-        stored = np.minimum(bf16_bits(magnitude * np.float32(2.0 ** (1 - bits))), layout.largest_scale(bits))
+        exact = magnitude * np.float32(2.0 ** (1 - bits))
+        rounded = ((exact.view(np.uint32) + np.uint32(0xFFFF)) >> np.uint32(16)).astype(np.uint16) if up else bf16_bits(exact)
+        stored = np.minimum(rounded, layout.largest_scale(bits))
     # A scale below the smallest normal number would have no finite inverse: such a block is sent as zeros.
     stored = np.where(stored < layout.BF16_MIN_NORMAL, 0, stored | np.where(keys & 1, 0, 0x8000))
     stored = np.where(finite, stored, layout.BF16_NAN).astype("<u2")
@@ -170,16 +185,17 @@ def _write_bf16_scales(keys: U32, wire: U8, n: int, bits: int, block: int) -> tu
     return bf16_values(stored.astype(np.uint16)), size
 
 
-def _write_log_scales(keys: U32, wire: U8, n: int, bits: int, block: int) -> tuple[F32, int]:
+def write_log_scales(keys: U32, wire: U8, n: int, bits: int, block: int, up: bool = False) -> tuple[F32, int]:
+    """The same as log scales behind the maxima of the groups."""
     count = keys.shape[1]
     finite = keys < layout.NONFINITE_KEY
     magnitude = np.where(finite, keys >> np.uint32(1), 0).astype(np.uint32)
     per_group = layout.GROUP // block
-    top = _blocks(magnitude, per_group).max(axis=2)
+    top = blocks_of(magnitude, per_group).max(axis=2)
     groups = np.minimum((top.astype(np.uint32) + np.uint32(0xFFFF)) >> np.uint32(16), layout.BF16_MAX)
     groups = np.where(groups < layout.BF16_MIN_NORMAL, 0, groups).astype("<u2")
     maximum = np.repeat(bf16_values(groups.astype(np.uint16)), per_group, axis=1)[:, :count]
-    code = _log_code(magnitude.view(np.float32), maximum) | np.where(keys & 1, 0, layout.LOG_SIGN)
+    code = log_code(magnitude.view(np.float32), maximum, up) | np.where(keys & 1, 0, layout.LOG_SIGN)
     table = layout.log_table(bits)
     scales = maximum * table[code]
     zero = np.abs(scales) < np.float32(2.0**-126)
@@ -191,14 +207,14 @@ def _write_log_scales(keys: U32, wire: U8, n: int, bits: int, block: int) -> tup
     return maximum * table[code], size + count
 
 
-def _log_code(magnitude: F32, maximum: F32) -> npt.NDArray[np.int64]:
-    """The nearest of ``maximum * 2**(-k/8)``, k = 0..125, by comparing fp32 bits: no logarithm, the same everywhere."""
+def log_code(magnitude: F32, maximum: F32, up: bool = False) -> npt.NDArray[np.int64]:
+    """The nearest of ``maximum * 2**(-k/8)``, k = 0..125, or the next one ``up``, by comparing fp32 bits, without a logarithm."""
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = np.where(maximum > 0, magnitude / maximum, np.float32(0)).astype(np.float32)
     pattern = ratio.view(np.uint32)
     exponent = (pattern >> np.uint32(23)).astype(np.int64) - 127
     mantissa = pattern & np.uint32(0x7FFFFF)
-    steps = (mantissa[..., None] >= layout.LOG_THRESHOLDS).sum(axis=-1)
+    steps = (mantissa[..., None] >= (layout.LOG_UP if up else layout.LOG_THRESHOLDS)).sum(axis=-1)
     return np.clip(-layout.LOG_STEPS * exponent - steps, 0, layout.LOG_LAST)
 
 
@@ -210,7 +226,7 @@ def int_decode(wire: U8, out: F32, bits: int, block: int, log_scale: bool, add: 
     if log_scale:
         groups = 2 * -(-n // layout.GROUP)
         maximum = bf16_values(np.ascontiguousarray(wire[:, :groups]).view("<u2").astype(np.uint16))
-        maximum = _spread(maximum, layout.GROUP // block, blocks)
+        maximum = spread(maximum, layout.GROUP // block, blocks)
         with np.errstate(over="ignore", invalid="ignore"):
             scales = maximum * layout.log_table(bits)[wire[:, groups:size]]
     else:
@@ -218,7 +234,7 @@ def int_decode(wire: U8, out: F32, bits: int, block: int, log_scale: bool, add: 
     codes = unpack(wire[:, size : size + layout.code_bytes(n, bits)], n, bits)
     steps = codes.astype(np.int32) - (1 << (bits - 1))
     with np.errstate(over="ignore", invalid="ignore"):
-        values = steps.astype(np.float32) * _spread(scales, block, n)
+        values = steps.astype(np.float32) * spread(scales, block, n)
     deliver(values, out, add)
 
 
@@ -228,7 +244,7 @@ def int_decode(wire: U8, out: F32, bits: int, block: int, log_scale: bool, add: 
 def minmax_encode(x: F32, wire: U8, bits: int, block: int, error: F32 | None) -> None:
     """``code = round((x - lo) / (hi - lo) * (2**bits - 1))`` in fp64; ``lo`` and ``hi`` go as fp32."""
     rows, n = x.shape
-    blocks = _blocks(x, block)
+    blocks = blocks_of(x, block)
     inside = (np.arange(blocks.shape[1] * block) < n).reshape(1, -1, block)
     with np.errstate(invalid="ignore"):
         lo = np.where(inside, blocks, np.float32(np.inf)).min(axis=2)
@@ -248,7 +264,7 @@ def minmax_encode(x: F32, wire: U8, bits: int, block: int, error: F32 | None) ->
     if error is not None:
         values = np.empty_like(x)
         minmax_decode(wire, values, bits, block, add=False)
-        _lost(x, values, error)
+        lost(x, values, error)
 
 
 def minmax_decode(wire: U8, out: F32, bits: int, block: int, add: bool) -> None:
@@ -260,7 +276,7 @@ def minmax_decode(wire: U8, out: F32, bits: int, block: int, add: bool) -> None:
     with np.errstate(over="ignore", invalid="ignore"):
         bounds = stored.astype(np.float64)
         step = (bounds[..., 1] - bounds[..., 0]) / np.float64((1 << bits) - 1)
-        values = _spread(bounds[..., 0], block, n) + codes.astype(np.float64) * _spread(step, block, n)
+        values = spread(bounds[..., 0], block, n) + codes.astype(np.float64) * spread(step, block, n)
         values = values.astype(np.float32)
     deliver(values, out, add)
 
@@ -271,7 +287,7 @@ def minmax_decode(wire: U8, out: F32, bits: int, block: int, add: bool) -> None:
 def bf16_encode(x: F32, wire: U8, error: F32 | None) -> None:
     stored = bf16_bits(x).astype("<u2")
     wire[:, : 2 * x.shape[1]] = stored.view(np.uint8)
-    _lost(x, bf16_values(stored.astype(np.uint16)), error)
+    lost(x, bf16_values(stored.astype(np.uint16)), error)
 
 
 def bf16_decode(wire: U8, out: F32, add: bool) -> None:
@@ -282,7 +298,7 @@ def bf16_decode(wire: U8, out: F32, add: bool) -> None:
 def f16_encode(x: F32, wire: U8, block: int, error: F32 | None) -> None:
     """Half precision of ``x / s``, where ``s`` is the power of two that brings the block's maximum into [2^14, 2^15)."""
     rows, n = x.shape
-    blocks = _blocks(x, block)
+    blocks = blocks_of(x, block)
     top = (blocks.view(np.uint32) & np.uint32(0x7FFFFFFF)).max(axis=2)
     finite = top < 0x7F800000
     exponent = np.clip((top >> np.uint32(23)).astype(np.int64) - 127 - 14, -126, 127)
@@ -301,7 +317,7 @@ def f16_encode(x: F32, wire: U8, block: int, error: F32 | None) -> None:
     if error is not None:
         values = np.empty_like(x)
         f16_decode(wire, values, block, add=False)
-        _lost(x, values, error)
+        lost(x, values, error)
 
 
 def f16_decode(wire: U8, out: F32, block: int, add: bool) -> None:
@@ -310,5 +326,5 @@ def f16_decode(wire: U8, out: F32, block: int, add: bool) -> None:
     scales = bf16_values(np.ascontiguousarray(wire[:, :size]).view("<u2").astype(np.uint16))
     stored = np.ascontiguousarray(wire[:, size : size + 2 * n]).view("<u2").astype(np.uint16)
     with np.errstate(over="ignore", invalid="ignore"):
-        values = f16_values(stored) * _spread(scales, block, n)
+        values = f16_values(stored) * spread(scales, block, n)
     deliver(values, out, add)
