@@ -14,7 +14,7 @@ import torch
 from thinwire.codec.base import Codec
 from thinwire.codec.cast import Raw
 from thinwire.collective import shard
-from thinwire.collective.transport import Transport
+from thinwire.collective.base import Peers
 from thinwire.collective.two_shot import Op, TwoShot
 from thinwire.metrics import Recorder
 
@@ -22,7 +22,7 @@ from thinwire.metrics import Recorder
 class Reducer:
     """Reduces flat, contiguous fp32 CPU tensors with one codec over one group; not for use from two threads at once."""
 
-    def __init__(self, transport: Transport, codec: Codec, recorder: Recorder | None = None) -> None:
+    def __init__(self, transport: Peers, codec: Codec, recorder: Recorder | None = None) -> None:
         self.transport, self.codec = transport, codec
         self.recorder = recorder or Recorder()
         self._collective = TwoShot(transport, codec, self.recorder)

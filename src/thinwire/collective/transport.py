@@ -8,7 +8,6 @@ NCCL it is one all-to-all of bytes. Agreements, and all-reduces without compress
 from __future__ import annotations
 
 import atexit
-import dataclasses
 import gc
 import ipaddress
 import logging
@@ -19,12 +18,13 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
+from thinwire.collective.base import Link, Pending
 from thinwire.collective.sockets import Connections, Listener, Patience, local_address
 from thinwire.collective.watch import Watch
 from thinwire.errors import CollectiveTimeout, ConfigError, PeerLost, TransportError
@@ -33,14 +33,6 @@ Group = Any
 """A torch.distributed process group, or None for the default one."""
 
 _transports: Final[weakref.WeakKeyDictionary[Any, Transport]] = weakref.WeakKeyDictionary()
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Link:
-    """What the probe found between neighbouring ranks, the worst of all: bytes/s each way at once, and seconds."""
-
-    rate: float
-    round_trip: float
 
 
 MAX_STREAMS: Final = 64
@@ -53,12 +45,6 @@ LONG_ROUND_TRIP: Final = 0.01
 _TRADES: Final = 4
 _met: Final[dict[str, int]] = {}
 """How often each group has met, by its name."""
-
-
-class Pending(Protocol):
-    """Something that was started and can be waited for."""
-
-    def wait(self) -> None: ...
 
 
 class _Works:

@@ -17,8 +17,8 @@ from typing import Literal
 import torch
 
 from thinwire.codec.base import Codec
+from thinwire.collective.base import Peers, Pending
 from thinwire.collective.shard import Shards
-from thinwire.collective.transport import Pending, Transport
 from thinwire.kernels.rng import mixed
 from thinwire.metrics import Recorder
 
@@ -31,7 +31,7 @@ class TwoShot:
     Buffers are kept between calls; one thread uses an instance at a time, and all ranks call in the same order.
     """
 
-    def __init__(self, transport: Transport, codec: Codec, recorder: Recorder) -> None:
+    def __init__(self, transport: Peers, codec: Codec, recorder: Recorder) -> None:
         self.transport, self.codec, self.recorder = transport, codec, recorder
         self._flight: deque[tuple[int | None, Pending, Callable[[], None]]] = deque()
         self._in_flight = 3
