@@ -123,10 +123,10 @@ def ring_sum(parts: Sequence[torch.Tensor]) -> torch.Tensor:
     rank c, each of which adds its own. A chunk is a number of segments of at most 1 MiB, two or more.
     """
     ranks, first = len(parts), parts[0]
-    n, width = first.numel(), first.element_size()
-    segments = -(-max(-(-n * width // _GLOO_SEGMENT), 2 * ranks) // ranks) * ranks
-    segment = -(-(-(-n * width // segments)) // width)
-    chunk = segments // ranks * segment
+    n, most = first.numel(), _GLOO_SEGMENT // first.element_size()
+    # gloo counts bytes; rounded up to elements, that is the same as to count elements.
+    a_chunk = -(-max(-(-n // most), 2 * ranks) // ranks)
+    chunk = a_chunk * -(-n // (a_chunk * ranks))
     total = torch.empty_like(first)
     for c in range(ranks):
         span = slice(min(c * chunk, n), min((c + 1) * chunk, n))

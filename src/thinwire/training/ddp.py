@@ -23,16 +23,16 @@ from thinwire.codec.base import Codec
 from thinwire.codec.cast import Raw
 from thinwire.collective.handshake import agree
 from thinwire.errors import ConfigError
-from thinwire.feedback import Residuals
 from thinwire.kernels.threads import set_num_threads
 from thinwire.metrics import Recorder, Stats
 from thinwire.overlap import worker_of
 from thinwire.reducer import Reducer
 from thinwire.training import state
-from thinwire.training.bucket import Held, Layout, as_payload, layout_of, put_back, regrouped, set_aside, share_out, untouched
+from thinwire.training.bucket import Held, as_payload, layout_of, regrouped, share_out
 from thinwire.training.checks import check_parameters, compile_kernels
 from thinwire.training.hook import is_compressed, register
 from thinwire.training.payoff import Payoff
+from thinwire.training.reduction import Reduction, residuals_for, travels_compressed
 from thinwire.training.share import Share
 from thinwire.training.verify import verify
 
@@ -109,12 +109,11 @@ class Handle:
         compile_kernels(codec)
         self._worker.submit(self._agree).result()
         sizes = {name: p.numel() for name, p in model.module.named_parameters()}
-        self._residuals = Residuals(sizes) if feedback and not isinstance(codec, Raw) else None
-        self._layouts: list[tuple[str, ...]] = []
+        self._residuals = residuals_for(feedback, codec, sizes)
         self._tasks: list[Future[None]] = []
         self._told = self._unsynced = False
         self._model = weakref.ref(model)
-        self._finds_unused = bool(model.find_unused_parameters)
+        self._reduction = Reduction(self._reducer, self._residuals, bool(model.find_unused_parameters))
         self._order: state.Order = []
         self._coming: state.Order = []
         self._replay: state.Order = []
@@ -295,7 +294,7 @@ class Handle:
         layout = layout_of(held.names, parameters, self._compressed)
         payload = as_payload(buffer)
         if held.active and layout.compressed:
-            self._reduce_compressed(payload, layout)
+            self._reduction.mean(payload, layout)
         else:
             self._reducer.all_reduce_uncompressed(payload)
         if held.weight is not None:
@@ -323,41 +322,8 @@ class Handle:
         if last:
             self._end_step()
 
-    def _reduce_compressed(self, payload: torch.Tensor, layout: Layout) -> None:
-        residuals, idle = self._residuals, list[slice]()
-        if residuals is not None:
-            # What no rank used is not the model's to get: DDP drops its mean, and with it a residual that was sent along.
-            idle = untouched(payload, layout) if self._finds_unused else []
-            payload.add_(residuals.current(layout.names))
-            for span in idle:
-                payload[span] = 0
-        exact = set_aside(payload, layout.exact)
-        finish = None if exact is None else self._reducer.start_uncompressed(exact)
-        if exact is not None:
-            self._recorder.add(elements_compressed=-exact.numel())  # the payload has zeros in their place
-        if residuals is None:
-            self._reducer.all_reduce(payload, "mean")
-        else:
-            self._reduce_with_feedback(payload, layout.names, residuals, idle)
-        if exact is not None and finish is not None:
-            finish()
-            put_back(payload, layout.exact, exact)
-
-    def _reduce_with_feedback(
-        self, payload: torch.Tensor, names: tuple[str, ...], residuals: Residuals, idle: Sequence[slice]
-    ) -> None:  # fmt: skip
-        lost = residuals.following(names)
-        self._recorder.add(sent_squares=float(payload.dot(payload)))
-        self._reducer.all_reduce(payload, "mean", lost)
-        self._recorder.add(lost_squares=float(lost.dot(lost)))
-        for span in idle:
-            lost[span] += residuals.current(names)[span]
-        self._layouts.append(names)
-
     def _end_step(self) -> None:
-        if self._residuals is not None:
-            self.finite = self._residuals.commit(self._layouts)
-            self._layouts = []
+        self.finite = self._reduction.commit()
         if not self._told and self.active:
             self._say_if_little()
         exposed = max(0.0, time.perf_counter() - self._ready_at)
@@ -388,9 +354,7 @@ class Handle:
         return {name for name, p in self._parameters.items() if self._compressed(p)}
 
     def _compressed(self, parameter: torch.Tensor) -> bool:
-        if isinstance(self.codec, Raw):
-            return False
-        return parameter.dim() > 1 and parameter.numel() >= self.min_elements and id(parameter) not in self._sparse
+        return travels_compressed(parameter, self.codec, self.min_elements) and id(parameter) not in self._sparse
 
     def _agree(self) -> None:
         listing = [f"{name} {p.dtype}{list(p.shape)}" for name, p in self._parameters.items()]
