@@ -33,7 +33,7 @@ from thinwire.training.checks import check_parameters, compile_kernels
 from thinwire.training.hook import is_compressed, register
 from thinwire.training.payoff import Payoff
 from thinwire.training.reduction import Reduction, residuals_for, travels_compressed
-from thinwire.training.share import Share
+from thinwire.training.share import Share, share_of
 from thinwire.training.verify import verify
 
 MIN_ELEMENTS: Final = 256
@@ -96,11 +96,7 @@ class Handle:
         check_parameters(self._parameters)
         self._sparse = {id(one.weight) for one in model.module.modules() if getattr(one, "sparse", False) is True}
         self._verify_every, self._step = verify_every, 0
-        if not isinstance(codec, Raw) and not self.share.compressed:
-            raise ConfigError(
-                f"{codec.name} would compress nothing: each of the {len(self._parameters)} parameters has one dimension, fewer "
-                f"than min_elements={min_elements} elements or sparse gradients; allowed: a smaller min_elements, or codec='none'"
-            )
+        self.share.check(codec, len(self._parameters), min_elements)
         if is_compressed(model):
             raise ConfigError("model is compressed already; allowed: one handle a model (call its remove() first)")
         self.transport, self._worker = worker_of(model.process_group, streams, timeout)
@@ -136,10 +132,7 @@ class Handle:
     @property
     def share(self) -> Share:
         """Elements that travel compressed and uncompressed, and the names of the latter."""
-        plain = {name: p.numel() for name, p in self._parameters.items() if not self._compressed(p)}
-        total = sum(p.numel() for p in self._parameters.values())
-        uncompressed = sum(plain.values())
-        return Share(compressed=total - uncompressed, uncompressed=uncompressed, names_uncompressed=tuple(plain))
+        return share_of(self._parameters, self._compressed)
 
     def summary(self) -> str:
         """One line for people: codec, bits, threshold, and what goes uncompressed."""
