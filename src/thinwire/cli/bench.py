@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from thinwire.cli import links
+from thinwire.cli.converge import converge
 from thinwire.cli.options import parse_codecs
 from thinwire.cli.output import check_json, print_table, write_json
 from thinwire.cli.ranks import is_rank, start_ranks
@@ -18,6 +19,9 @@ from thinwire.codec.base import Codec
 from thinwire.errors import ConfigError, unknown_name
 
 app = typer.Typer(help="Measure speed, with correctness beside it.", no_args_is_help=True)
+
+
+app.command()(converge)
 
 
 @app.callback()
