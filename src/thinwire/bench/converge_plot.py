@@ -13,6 +13,8 @@ from thinwire.bench.converge_rows import Runs
 from thinwire.errors import ConfigError
 
 SUFFIXES: Final = (".png", ".svg")
+STYLES: Final = ("-", "--", ":", "-.")
+"""A colour a codec, a style a form of feedback."""
 
 
 def check_plot(path: Path | None) -> None:
@@ -29,22 +31,28 @@ def check_plot(path: Path | None) -> None:
 
 def plot(path: Path, runs: Runs, settings: Settings) -> None:
     """Draw the finished runs into ``path``."""
+    from matplotlib import rc_context
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 5), layout="constrained")
     axes: Any = figure.add_subplot()
+    codecs = list(dict.fromkeys(one.codec for one in runs))
+    forms = list(dict.fromkeys(one.feedback for one in runs))
     for contestant, found in runs.items():
         steps, means, lows, highs = _curve([(run.curve_steps, run.curve_loss) for run in found.values()])
         if steps:
-            (line,) = axes.plot(steps, means, label=contestant.label, linewidth=1.4)
-            axes.fill_between(steps, lows, highs, color=line.get_color(), alpha=0.15, linewidth=0)
-    axes.set_xlabel("step")
-    axes.set_ylabel("held-out loss")
+            color = f"C{codecs.index(contestant.codec) % 10}"
+            style = STYLES[forms.index(contestant.feedback) % len(STYLES)]
+            axes.plot(steps, means, style, label=contestant.label, color=color, linewidth=1.4)
+            axes.fill_between(steps, lows, highs, color=color, alpha=0.1, linewidth=0)
+    axes.set(xlabel="step", ylabel="held-out loss")
     axes.set_title(f"{settings.workload}, {settings.ranks} ranks, {settings.optimizer}, learning rate {settings.lr:g}")
     axes.grid(alpha=0.3)
-    axes.legend()
-    # No date in the file: the same study gives the same bytes.
-    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+    if axes.lines:
+        axes.legend()
+    # The same study gives the same bytes.
+    with rc_context({"svg.hashsalt": "thinwire"}):
+        figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
 
 
 def _curve(curves: list[tuple[list[int], list[float]]]) -> tuple[list[int], list[float], list[float], list[float]]:
