@@ -33,7 +33,11 @@ VARIANTS: list[Codec] = [
     codec("int4", rounding="stochastic"),
     codec("int8", rounding="stochastic"),
     codec("int2", rounding="stochastic", block=64, scale="bf16"),
+    codec("gauss4", fit="least", block=8),
+    codec("gauss2", fit="unbiased", block=1024),
+    codec("sign1", fit="unbiased", block=16),
     codec("hadamard(int4)"),
+    codec("hadamard(gauss2;fit=unbiased)"),
     codec("hadamard(int8;block=64)", block=16, seed=7),
     codec("hadamard(minmax4)", block=4096),
 ]

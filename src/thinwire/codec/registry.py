@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from thinwire.codec import cast, hadamard, integer, minmax
+from thinwire.codec import cast, gauss, hadamard, integer, minmax
 from thinwire.codec.base import Codec, Wrapper, text
 from thinwire.errors import ConfigError, unknown_name
 
@@ -30,6 +30,13 @@ _INT_DEFAULTS: Final[dict[int, dict[str, Any]]] = {
     8: {"block": 128, "scale": "bf16"},
 }
 
+_GAUSS_DEFAULTS: Final[dict[int, dict[str, Any]]] = {
+    4: {"block": 256, "fit": "rms"},
+    3: {"block": 64, "fit": "least"},
+    2: {"block": 128, "fit": "rms"},
+    1: {"block": 256, "fit": "least"},
+}
+
 REGISTRY: Final[Mapping[str, Codec]] = {
     made.name: made
     for made in [
@@ -37,6 +44,7 @@ REGISTRY: Final[Mapping[str, Codec]] = {
         cast.BFloat16(),
         cast.Float16(),
         *(integer.Int(bits=bits, **_INT_DEFAULTS[bits]) for bits in reversed(integer.BITS)),
+        *(gauss.Gauss(bits=bits, **fields) for bits, fields in _GAUSS_DEFAULTS.items()),
         *(minmax.MinMax(bits=bits) for bits in reversed(minmax.BITS) if bits > 1),
     ]
 }
