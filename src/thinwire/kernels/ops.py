@@ -47,6 +47,11 @@ def set_backend(name: str) -> str:
     return before
 
 
+def get_backend() -> str:
+    """The backend of this process: "numba" or "reference"."""
+    return _backend
+
+
 def _encode_rows(rows: Rows, wire: U8, error: F32 | None, align: int, kernel: Callable[..., object]) -> None:
     """Call ``kernel(x bytes, wire row, error row, start, stop)`` over each row in pieces."""
     for i, row in enumerate(rows.data):
