@@ -47,6 +47,9 @@ class Int(Codec):
     def _payload_bytes(self, n: int) -> int:
         return int_scale_bytes(n, self.block, self.scale == "log8") + code_bytes(n, self.bits)
 
+    def _code_section(self, n: int) -> tuple[int, int] | None:
+        return int_scale_bytes(n, self.block, self.scale == "log8"), self.bits
+
     def _encode(self, rows: Rows, wire: U8, error: F32 | None, seed: int) -> None:
         ops.int_encode(rows, wire, self.bits, self.block, self.scale == "log8", error)
 
