@@ -51,9 +51,13 @@ class Codec(ABC):
         """Whether rows of ``n`` differ in size: ``wire_bytes(n)`` is the most then, and a row states its own."""
         return False
 
-    def stated_bytes(self, head: U8 | memoryview) -> int:
+    def stated_bytes(self, head: bytes | memoryview) -> int:
         """Bytes of a row of a ``variable`` codec, by its first 16. Raises WireError for a number that no encoder writes."""
         raise ConfigError(f"{self.name}: rows do not state their size; allowed: codecs with variable rows")
+
+    def least_bytes(self, n: int) -> int:
+        """Bytes of the shortest row of ``n``: fewer than ``wire_bytes`` for a ``variable`` codec."""
+        return self.wire_bytes(n)
 
     @final
     def encode(self, rows: Array, out: Array | None = None, error: Array | None = None, seed: int = 0) -> Array:
@@ -81,8 +85,8 @@ class Codec(ABC):
     def decode(self, wire: Array, n: int, out: Array | None = None, add: bool = False) -> Array:
         """(r, ``wire_bytes(n)``) uint8 -> (r, n) float32, NumPy or torch as given; ``add=True`` adds to ``out``.
 
-        Raises ConfigError if the bytes of a row are not ``wire_bytes(n)``, or ``out`` is not (r, n) float32. Rows of a ``variable``
-        codec raise WireError if no encoder writes them; rows before such a one are decoded already.
+        Raises ConfigError if the bytes of a row are not ``wire_bytes(n)``, or ``out`` is not (r, n) float32. A row of a ``variable``
+        codec that no encoder writes raises WireError; those before it are decoded by then.
         """
         data = wire_in(wire, self.wire_bytes(n))
         shape = (data.shape[0], n)
@@ -112,7 +116,7 @@ class Codec(ABC):
         data = np.asarray(row)
         if not self.variable or not data.size:
             return data.size
-        size = self.stated_bytes(data[:ROW_ALIGN])
+        size = self.stated_bytes(data[:ROW_ALIGN].tobytes())
         if size > data.size:
             raise WireError(f"entropy-coded row says it has {size} bytes; allowed here: up to {data.size}")
         return size
@@ -124,7 +128,7 @@ class Codec(ABC):
         return 8 * self.wire_bytes(n) / n if n else 0.0
 
     def expected_bits(self, n: int) -> float:
-        """Like ``bits_per_element``, but for a ``variable`` codec what Gaussian numbers take: for plans, the same on all ranks."""
+        """What plans go by: ``bits_per_element``, but for a ``variable`` codec what Gaussian numbers take. All ranks get the same."""
         return self.bits_per_element(n)
 
     @final
@@ -136,12 +140,51 @@ class Codec(ABC):
     @final
     def spec(self) -> str:
         """Name and fields as one line of ASCII, e.g. "int4;block=32;scale=log8": what ranks and frames compare."""
-        fields = [f"{f.name}={_text(getattr(self, f.name))}" for f in dataclasses.fields(self) if f.name != "bits"]
-        return ";".join([self.name, *fields])
+        fields = [f"{name}={text(getattr(self, name))}" for name in self.field_names() if name != "inner"]
+        return ";".join([self._spec_name(), *fields])
+
+    def _spec_name(self) -> str:
+        return self.name
+
+    @final
+    def field_names(self) -> list[str]:
+        """The fields that are not part of the name."""
+        return [f.name for f in dataclasses.fields(self) if f.name != "bits"]
 
 
-def _text(value: Any) -> str:
-    return "none" if value is None else str(value)
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Wrapper(Codec):
+    """A codec that changes what goes into or comes out of ``inner``; named ``label(inner)``."""
+
+    inner: Codec
+    label: ClassVar[str]
+
+    @property
+    @final
+    def name(self) -> str:
+        return f"{self.label}({self.inner.name})"
+
+    @property
+    def variable(self) -> bool:
+        return self.inner.variable
+
+    def stated_bytes(self, head: bytes | memoryview) -> int:
+        return self.inner.stated_bytes(head)
+
+    def least_bytes(self, n: int) -> int:
+        return self.inner.least_bytes(n)
+
+    def expected_bits(self, n: int) -> float:
+        return self.inner.expected_bits(n)
+
+    @final
+    def _spec_name(self) -> str:
+        return f"{self.label}({self.inner.spec()})"
+
+
+def text(value: Any) -> str:
+    """A field's value as specs have it."""
+    return str(value).lower() if value is None or isinstance(value, bool) else str(value)
 
 
 def check_bits(name: str, bits: int, allowed: tuple[int, ...]) -> None:
@@ -155,3 +198,9 @@ def check_block(name: str, block: int, smallest: int, largest: int) -> None:
     good = isinstance(block, int) and not isinstance(block, bool) and smallest <= block <= largest
     if not good or block & (block - 1):
         raise ConfigError(f"{name}: block={block!r} is not allowed; allowed: powers of two from {smallest} to {largest}")
+
+
+def check_seed(name: str, seed: int) -> None:
+    """Raises ConfigError unless ``seed`` is an integer of up to 63 bits."""
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 1 << 63:
+        raise ConfigError(f"{name}: seed={seed!r} is out of range; allowed: 0 to {(1 << 63) - 1}")

@@ -26,6 +26,7 @@ from thinwire.kernels.ops_rans import chunk_places, rans_decode, rans_encode
 
 _SIZE: Final = struct.Struct("<Q")
 _SAMPLE: Final = 1 << 16
+_SUMMANDS: Final = 12
 _LEAST_CHUNK: Final = 2
 
 
@@ -41,8 +42,8 @@ class Entropy(Wrapper):
         section = self.inner._code_section(1) if isinstance(self.inner, Codec) else None
         if section is None or section[1] > MOST_BITS:
             raise ConfigError(
-                f"entropy: inner={self.inner!r} is not allowed; allowed: codecs with packed codes of up to {MOST_BITS} bits (int, "
-                "minmax, grid, ...), not coded already"
+                f"entropy: inner={self.inner!r} is not allowed; allowed: codecs that pack codes of up to {MOST_BITS} bits, such as "
+                "intB, minmaxB and grid, and are not entropy-coded already"
             )
 
     def _code_section(self, n: int) -> tuple[int, int] | None:
@@ -66,7 +67,7 @@ class Entropy(Wrapper):
         shortest = _SIZE.size + self._section(n)[0] + (4 + _LEAST_CHUNK) * chunks(n)
         return round_up(shortest, ROW_ALIGN) if n else 0
 
-    def stated_bytes(self, head: U8 | memoryview) -> int:
+    def stated_bytes(self, head: bytes | memoryview) -> int:
         if len(head) < ROW_ALIGN:
             raise WireError(f"entropy-coded row has {len(head)} bytes; allowed: {ROW_ALIGN} or more")
         (size,) = _SIZE.unpack_from(head)
@@ -75,8 +76,13 @@ class Entropy(Wrapper):
         return size
 
     def expected_bits(self, n: int) -> float:
-        extra = self._payload_bytes(n) - code_bytes(n, self._section(n)[1]) if n else 0
-        return min(self.bits_per_element(n), _gaussian_bits(self) + 8 * extra / n) if n else 0.0
+        if not n:
+            return 0.0
+        codes = 8 * (_sample_bytes(self) - self._besides_codes(_SAMPLE)) / _SAMPLE
+        return min(self.bits_per_element(n), codes + 8 * self._besides_codes(n) / n)
+
+    def _besides_codes(self, n: int) -> int:
+        return self._payload_bytes(n) - code_bytes(n, self._section(n)[1])
 
     def _encode(self, rows: Rows, wire: U8, error: F32 | None, seed: int) -> None:
         r, n = rows.data.shape
@@ -96,10 +102,11 @@ class Entropy(Wrapper):
         start = _SIZE.size + head
         plain: U8 | None = None
         for i, row in enumerate(wire):
-            data = row[start : self._checked_bytes(row, n)]
+            size = self._checked_bytes(row, n)
+            data = row[start:size]
             places = chunk_places(data, n)
-            if start + int(places[-1]) + ROW_ALIGN <= start + data.size:
-                raise WireError(f"entropy-coded row says it has {start + data.size} bytes; its chunks end at {start + places[-1]}")
+            if round_up(start + int(places[-1]), ROW_ALIGN) != size:
+                raise WireError(f"entropy-coded row says it has {size} bytes; its chunks end at {start + int(places[-1])}")
             if plain is None:
                 # Only now, since what a row's size allows is known: a short row cannot ask for much memory.
                 plain = np.zeros((1, self.inner.wire_bytes(n)), dtype=np.uint8)
@@ -110,16 +117,17 @@ class Entropy(Wrapper):
     def _checked_bytes(self, row: U8, n: int) -> int:
         size = self.message_bytes(row)
         if size < self.least_bytes(n):
-            raise WireError(f"entropy-coded row says it has {size} bytes; allowed for {n} elements: {self.least_bytes(n)} or more")
+            raise WireError(
+                f"entropy-coded row says it has {size} bytes; allowed for {n} elements: {self.least_bytes(n)} or more"
+            )
         return size
 
 
 @lru_cache
-def _gaussian_bits(codec: Entropy) -> float:
-    """Bits of a code for nearly Gaussian numbers that integer arithmetic makes, so that it is the same everywhere."""
-    noise = np.arange(4 * _SAMPLE, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-    noise = ((noise ^ (noise >> np.uint64(29))) * np.uint64(0xBF58476D1CE4E5B9)) >> np.uint64(40)
-    x = noise.reshape(4, _SAMPLE).astype(np.int64).sum(axis=0) - (1 << 25)
-    wire = np.asarray(codec.encode(x[None].astype(np.float32)))
-    extra = codec._payload_bytes(_SAMPLE) - code_bytes(_SAMPLE, codec._section(_SAMPLE)[1])
-    return 8 * (codec.message_bytes(wire[0]) - extra) / _SAMPLE
+def _sample_bytes(codec: Entropy) -> int:
+    """Bytes of a row of nearly Gaussian numbers: sums of twelve that integer arithmetic mixes, so that all ranks have the same."""
+    mixed = np.arange(_SUMMANDS * _SAMPLE, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    mixed = ((mixed ^ (mixed >> np.uint64(29))) * np.uint64(0xBF58476D1CE4E5B9)) >> np.uint64(44)
+    total = mixed.astype(np.int64).reshape(_SUMMANDS, _SAMPLE).sum(axis=0)
+    rows = (total - _SUMMANDS * (1 << 19)).astype(np.float32)[None]
+    return codec.message_bytes(np.asarray(codec.encode(rows))[0])

@@ -211,8 +211,8 @@ class Connections:
     ) -> Callable[[], None]:  # fmt: skip
         """Take the next message's turn; what is returned waits for it. It raises OSError.
 
-        With ``measure``, the message has the size that this finds in its first HEAD bytes; one that does not fit into ``into``, or
-        that ``measure`` refuses, raises WireError, and the connection is of no more use.
+        With ``measure``, the message has the size that this finds in its first HEAD bytes; one that does not fit into ``into``,
+        or that ``measure`` refuses, raises WireError, and the connection is of no more use.
 
         With one connection the thread that waits receives by itself. With several, all are read at any time, or the windows of
         those that are not would close.

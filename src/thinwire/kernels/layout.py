@@ -94,3 +94,27 @@ def int_scale_bytes(n: int, block: int, log_scale: bool) -> int:
     """Bytes of the scales of ``n`` elements: a bf16 a group and a byte a block, or a bf16 a block."""
     blocks = -(-n // block)
     return 2 * -(-n // GROUP) + blocks if log_scale else 2 * blocks
+
+
+def hadamard_blocks(n: int, block: int) -> list[tuple[int, int]]:
+    """(start, size) of the blocks that are rotated together: ``block`` elements, and the rest by its binary digits."""
+    full = n // block * block
+    blocks = [(start, block) for start in range(0, full, block)]
+    size = block
+    while full < n:
+        size >>= 1
+        if n & size:
+            blocks.append((full, size))
+            full += size
+    return blocks
+
+
+# fp32 bits of 2**(i/2), i = 0..12.
+_ROOTS: Final[npt.NDArray[np.float32]] = np.array(
+    [0x3F800000 + (i // 2 << 23) + (0x3504F3 if i % 2 else 0) for i in range(13)], dtype=np.uint32
+).view(np.float32)
+
+
+def hadamard_scale(size: int) -> np.float32:
+    """The square root of a power of two up to 4096, fp32."""
+    return _ROOTS[size.bit_length() - 1]

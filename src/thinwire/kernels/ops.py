@@ -47,8 +47,8 @@ def set_backend(name: str) -> str:
     return before
 
 
-def get_backend() -> str:
-    """The backend of this process: "numba" or "reference"."""
+def backend() -> str:
+    """The backend in force."""
     return _backend
 
 

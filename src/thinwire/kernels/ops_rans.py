@@ -16,7 +16,7 @@ I64 = npt.NDArray[np.int64]
 
 def rans_encode(packed: U8, n: int, bits: int, out: U8) -> int:
     """Code ``n`` packed codes to the front of ``out``, which has ``stream_capacity(n, bits)`` bytes; returns how many it took."""
-    if ops.get_backend() == "reference":
+    if ops.backend() == "reference":
         stream = reference_rans.encode(reference.unpack(packed[None], n, bits)[0].astype(np.uint8), bits)
         out[: stream.size] = stream
         return stream.size
@@ -50,7 +50,7 @@ def chunk_places(data: U8, n: int) -> I64:
 
 def rans_decode(data: U8, places: I64, n: int, bits: int, packed: U8) -> None:
     """The inverse of :func:`rans_encode`, chunks at :func:`chunk_places`. Raises WireError for a damaged chunk."""
-    if ops.get_backend() == "reference":
+    if ops.backend() == "reference":
         codes = reference_rans.decode(data, places, n, bits)
         packed[: layout.code_bytes(n, bits)] = reference.pack(codes[None], bits)[0]
         return
