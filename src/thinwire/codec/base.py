@@ -85,8 +85,8 @@ class Codec(ABC):
     def decode(self, wire: Array, n: int, out: Array | None = None, add: bool = False) -> Array:
         """(r, ``wire_bytes(n)``) uint8 -> (r, n) float32, NumPy or torch as given; ``add=True`` adds to ``out``.
 
-        Raises ConfigError if the bytes of a row are not ``wire_bytes(n)``, or ``out`` is not (r, n) float32. A row of a ``variable``
-        codec that no encoder writes raises WireError; those before it are decoded by then.
+        Raises ConfigError if the bytes of a row are not ``wire_bytes(n)``, or ``out`` is not (r, n) float32. A row that no
+        encoder of a ``variable`` codec writes raises WireError; those before it are decoded by then.
         """
         data = wire_in(wire, self.wire_bytes(n))
         shape = (data.shape[0], n)
@@ -128,7 +128,7 @@ class Codec(ABC):
         return 8 * self.wire_bytes(n) / n if n else 0.0
 
     def expected_bits(self, n: int) -> float:
-        """What plans go by: ``bits_per_element``, but for a ``variable`` codec what Gaussian numbers take. All ranks get the same."""
+        """What plans go by: ``bits_per_element``, but for a ``variable`` codec what Gaussian numbers take; all ranks agree."""
         return self.bits_per_element(n)
 
     @final

@@ -42,7 +42,7 @@ class Entropy(Wrapper):
         section = self.inner._code_section(1) if isinstance(self.inner, Codec) else None
         if section is None or section[1] > MOST_BITS:
             raise ConfigError(
-                f"entropy: inner={self.inner!r} is not allowed; allowed: codecs that pack codes of up to {MOST_BITS} bits, such as "
+                f"entropy: inner={self.inner!r} is not allowed; allowed: codecs with packed codes of up to {MOST_BITS} bits, as "
                 "intB, minmaxB and grid, and are not entropy-coded already"
             )
 
@@ -125,7 +125,7 @@ class Entropy(Wrapper):
 
 @lru_cache
 def _sample_bytes(codec: Entropy) -> int:
-    """Bytes of a row of nearly Gaussian numbers: sums of twelve that integer arithmetic mixes, so that all ranks have the same."""
+    """Bytes of a row of nearly Gaussian numbers: sums of twelve from integer arithmetic, the same on all ranks."""
     mixed = np.arange(_SUMMANDS * _SAMPLE, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     mixed = ((mixed ^ (mixed >> np.uint64(29))) * np.uint64(0xBF58476D1CE4E5B9)) >> np.uint64(44)
     total = mixed.astype(np.int64).reshape(_SUMMANDS, _SAMPLE).sum(axis=0)

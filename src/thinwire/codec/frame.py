@@ -34,8 +34,8 @@ LARGEST_ROW: Final = 1 << 60
 
 
 class Frame(NamedTuple):
-    """A frame's content: ``wire`` is (r, ``codec.wire_bytes(n)``) uint8, a view of the frame's bytes, or for a ``variable`` codec,
-    whose rows are stored without the zeros behind them, a copy."""
+    """A frame's content: ``wire`` is (r, ``codec.wire_bytes(n)``) uint8, a view of the frame's bytes; a copy for a ``variable``
+    codec, whose rows are stored without the zeros behind them."""
 
     codec: Codec
     n: int

@@ -201,8 +201,8 @@ class Transport:
     ) -> Pending:  # fmt: skip
         """Start sending bytes to one rank and receiving from another (ranks of this group); None moves nothing.
 
-        ``measure``, which ``fixed_sizes`` rules out, finds in the first sockets.HEAD bytes of what arrives how many it has; if they
-        are more than ``receive`` has, waiting raises TransportError.
+        ``measure``, which ``fixed_sizes`` rules out, finds in the first sockets.HEAD bytes of what arrives how many it has; if
+        ``receive`` has fewer, waiting raises TransportError.
         Every rank calls this equally often, since an all-to-all needs all of them; what was started first is waited for first.
         Both buffers belong to the exchange until it was waited for.
         """
