@@ -53,18 +53,19 @@ class Entropy(Wrapper):
     def variable(self) -> bool:
         return True
 
-    def _section(self, n: int) -> tuple[int, int]:
+    def section(self, n: int) -> tuple[int, int]:
+        """Where the packed codes start in a row of ``inner``, and their bits."""
         section = self.inner._code_section(n)
         assert section is not None
         return section
 
     def _payload_bytes(self, n: int) -> int:
-        head, bits = self._section(n)
+        head, bits = self.section(n)
         return _SIZE.size + head + stream_capacity(n, bits) if n else 0
 
     def least_bytes(self, n: int) -> int:
         """Bytes of the shortest row of ``n``."""
-        shortest = _SIZE.size + self._section(n)[0] + (4 + _LEAST_CHUNK) * chunks(n)
+        shortest = _SIZE.size + self.section(n)[0] + (4 + _LEAST_CHUNK) * chunks(n)
         return round_up(shortest, ROW_ALIGN) if n else 0
 
     def stated_bytes(self, head: bytes | memoryview) -> int:
@@ -82,11 +83,11 @@ class Entropy(Wrapper):
         return min(self.bits_per_element(n), codes + 8 * self._besides_codes(n) / n)
 
     def _besides_codes(self, n: int) -> int:
-        return self._payload_bytes(n) - code_bytes(n, self._section(n)[1])
+        return self._payload_bytes(n) - code_bytes(n, self.section(n)[1])
 
     def _encode(self, rows: Rows, wire: U8, error: F32 | None, seed: int) -> None:
         r, n = rows.data.shape
-        head, bits = self._section(n)
+        head, bits = self.section(n)
         plain = np.zeros((r, self.inner.wire_bytes(n)), dtype=np.uint8)
         self.inner._encode(rows, plain, error, seed)
         start = _SIZE.size + head
@@ -98,7 +99,7 @@ class Entropy(Wrapper):
 
     def _decode(self, wire: U8, out: F32, add: bool) -> None:
         n = out.shape[1]
-        head, bits = self._section(n)
+        head, bits = self.section(n)
         start = _SIZE.size + head
         plain: U8 | None = None
         for i, row in enumerate(wire):

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from thinwire.codec import cast, entropy, hadamard, integer, minmax
+from thinwire.codec import cast, entropy, grid, hadamard, integer, minmax
 from thinwire.codec.base import Codec, Wrapper, text
 from thinwire.errors import ConfigError, unknown_name
 
@@ -37,6 +37,7 @@ REGISTRY: Final[Mapping[str, Codec]] = {
         cast.BFloat16(),
         cast.Float16(),
         *(integer.Int(bits=bits, **_INT_DEFAULTS[bits]) for bits in reversed(integer.BITS)),
+        grid.Grid(),
         *(minmax.MinMax(bits=bits) for bits in reversed(minmax.BITS) if bits > 1),
     ]
 }
@@ -128,7 +129,7 @@ def describe(n: int = 1 << 20) -> list[dict[str, object]]:
     return [
         {
             "codec": made.name,
-            "bits_per_element": made.bits_per_element(n),
+            "bits_per_element": made.expected_bits(n),
             "fields": ", ".join(f"{name}={text(getattr(made, name))}" for name in made.field_names() if name != "inner"),
             "source": made.source,
         }

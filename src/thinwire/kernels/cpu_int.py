@@ -32,7 +32,7 @@ _THRESHOLDS = layout.LOG_THRESHOLDS
 
 
 @inline
-def _largest_key(patterns: Any, at: int, end: int) -> Any:
+def largest_key(patterns: Any, at: int, end: int) -> Any:
     """The largest magnitude key (fp32 bits rotated left by one: the sign goes last) of elements [at, end)."""
     best = np.uint32(0)
     while at + 128 <= end:
@@ -106,7 +106,7 @@ def _all_finite(keys: Any, first: int) -> bool:
 
 
 @inline
-def _quantize(tile: Any, at: int, end: int, scale: Any, half: Any, codes: Any) -> None:
+def quantize(tile: Any, at: int, end: int, scale: Any, half: Any, codes: Any) -> None:
     if not abs(scale) >= _TINY:
         for i in range(at, end):
             codes[i] = np.uint8(half)
@@ -178,7 +178,7 @@ def int_encode(
                 largest_keys_16x32(patterns, 32 * done, keys, done)
                 done += 16
         for i in range(done, count):
-            keys[i] = _largest_key(patterns, i * block, min((i + 1) * block, end - at))
+            keys[i] = largest_key(patterns, i * block, min((i + 1) * block, end - at))
         if log_scale:
             stored = wire[head + first : head + first + count]
             for g in range(0, count, GROUP // block):
@@ -193,7 +193,7 @@ def int_encode(
                 quantize_16x32(tile, 32 * done, scales, done, half, codes)
                 done += 16
         for i in range(done, count):
-            _quantize(tile, i * block, min((i + 1) * block, end - at), scales[i], half, codes)
+            quantize(tile, i * block, min((i + 1) * block, end - at), scales[i], half, codes)
         if bits != 8:
             pack_tile(buffer, end - at, bits, packed, at, n)
         if error.size:

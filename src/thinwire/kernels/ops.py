@@ -52,14 +52,14 @@ def backend() -> str:
     return _backend
 
 
-def _encode_rows(rows: Rows, wire: U8, error: F32 | None, align: int, kernel: Callable[..., object]) -> None:
+def encode_rows(rows: Rows, wire: U8, error: F32 | None, align: int, kernel: Callable[..., object]) -> None:
     """Call ``kernel(x bytes, wire row, error row, start, stop)`` over each row in pieces."""
     for i, row in enumerate(rows.data):
         lost = _NO_ERROR if error is None else error[i]
         in_pieces(partial(kernel, row.view(np.uint8), wire[i], lost), row.size, align)
 
 
-def _decode_rows(wire: U8, out: F32, align: int, kernel: Callable[..., object]) -> None:
+def decode_rows(wire: U8, out: F32, align: int, kernel: Callable[..., object]) -> None:
     """Call ``kernel(wire row, out row, start, stop)`` over each row in pieces."""
     for i, row in enumerate(out):
         in_pieces(partial(kernel, wire[i], row), row.size, align)
@@ -77,7 +77,7 @@ def int_encode(rows: Rows, wire: U8, bits: int, block: int, log_scale: bool, err
     def piece(x: U8, w: U8, e: F32, a: int, b: int) -> None:
         kernel(x, kind, w, n, a, b, bits, block, log_scale, table, e)
 
-    _encode_rows(rows, wire, error, max(layout.TILE, block), piece)
+    encode_rows(rows, wire, error, max(layout.TILE, block), piece)
 
 
 def int_decode(wire: U8, out: F32, bits: int, block: int, log_scale: bool, add: bool) -> None:
@@ -92,7 +92,7 @@ def int_decode(wire: U8, out: F32, bits: int, block: int, log_scale: bool, add: 
     def piece(w: U8, o: F32, a: int, b: int) -> None:
         kernel(w, o, a, b, bits, block, log_scale, table, add)
 
-    _decode_rows(wire, out, max(layout.TILE, block), piece)
+    decode_rows(wire, out, max(layout.TILE, block), piece)
 
 
 def minmax_encode(rows: Rows, wire: U8, bits: int, block: int, error: F32 | None) -> None:
@@ -110,7 +110,7 @@ def minmax_encode(rows: Rows, wire: U8, bits: int, block: int, error: F32 | None
     def piece(x: U8, w: U8, e: F32, a: int, b: int) -> None:
         kernel(x, kind, w, n, a, b, bits, block, e)
 
-    _encode_rows(rows, wire, error, layout.TILE, piece)
+    encode_rows(rows, wire, error, layout.TILE, piece)
 
 
 def _write_long_ranges(x: U8, kind: int, wire: U8, n: int, block: int) -> None:
@@ -147,7 +147,7 @@ def minmax_decode(wire: U8, out: F32, bits: int, block: int, add: bool) -> None:
     def piece(w: U8, o: F32, a: int, b: int) -> None:
         kernel(w, o, a, b, bits, block, add)
 
-    _decode_rows(wire, out, layout.TILE, piece)
+    decode_rows(wire, out, layout.TILE, piece)
 
 
 def bf16_encode(rows: Rows, wire: U8, error: F32 | None) -> None:
@@ -162,7 +162,7 @@ def bf16_encode(rows: Rows, wire: U8, error: F32 | None) -> None:
     def piece(x: U8, w: U8, e: F32, a: int, b: int) -> None:
         kernel(x, kind, w, a, b, e)
 
-    _encode_rows(rows, wire, error, layout.TILE, piece)
+    encode_rows(rows, wire, error, layout.TILE, piece)
 
 
 def bf16_decode(wire: U8, out: F32, add: bool) -> None:
@@ -175,7 +175,7 @@ def bf16_decode(wire: U8, out: F32, add: bool) -> None:
     def piece(w: U8, o: F32, a: int, b: int) -> None:
         kernel(w, o, a, b, add)
 
-    _decode_rows(wire, out, layout.TILE, piece)
+    decode_rows(wire, out, layout.TILE, piece)
 
 
 def f16_encode(rows: Rows, wire: U8, block: int, error: F32 | None) -> None:
@@ -190,7 +190,7 @@ def f16_encode(rows: Rows, wire: U8, block: int, error: F32 | None) -> None:
     def piece(x: U8, w: U8, e: F32, a: int, b: int) -> None:
         kernel(x, kind, w, n, a, b, block, e)
 
-    _encode_rows(rows, wire, error, layout.TILE, piece)
+    encode_rows(rows, wire, error, layout.TILE, piece)
 
 
 def f16_decode(wire: U8, out: F32, block: int, add: bool) -> None:
@@ -203,7 +203,7 @@ def f16_decode(wire: U8, out: F32, block: int, add: bool) -> None:
     def piece(w: U8, o: F32, a: int, b: int) -> None:
         kernel(w, o, a, b, block, add)
 
-    _decode_rows(wire, out, layout.TILE, piece)
+    decode_rows(wire, out, layout.TILE, piece)
 
 
 def raw_encode(rows: Rows, wire: U8, error: F32 | None) -> None:

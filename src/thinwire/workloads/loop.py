@@ -184,7 +184,7 @@ def replicas_identical(model: nn.Module) -> bool:
 
 def _bits(sent: float, elements: int, ranks: int, codec: Codec) -> float:
     if ranks == 1 or not sent:
-        return codec.bits_per_element(elements)
+        return codec.expected_bits(elements)
     return 8 * sent / (elements * 2 * (ranks - 1) / ranks)
 
 
