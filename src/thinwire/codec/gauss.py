@@ -51,6 +51,9 @@ class Gauss(Codec):
     def name(self) -> str:
         return "sign1" if self.bits == 1 else f"gauss{self.bits}"
 
+    def _code_section(self, n: int) -> tuple[int, int] | None:
+        return 2 * -(-n // self.block), self.bits
+
     def _payload_bytes(self, n: int) -> int:
         return 2 * -(-n // self.block) + code_bytes(n, self.bits)
 

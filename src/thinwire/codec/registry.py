@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from thinwire.codec import cast, gauss, hadamard, integer, minmax
+from thinwire.codec import cast, entropy, gauss, grid, hadamard, integer, minmax
 from thinwire.codec.base import Codec, Wrapper, text
 from thinwire.errors import ConfigError, unknown_name
 
@@ -45,13 +45,14 @@ REGISTRY: Final[Mapping[str, Codec]] = {
         cast.Float16(),
         *(integer.Int(bits=bits, **_INT_DEFAULTS[bits]) for bits in reversed(integer.BITS)),
         *(gauss.Gauss(bits=bits, **fields) for bits, fields in _GAUSS_DEFAULTS.items()),
+        grid.Grid(),
         *(minmax.MinMax(bits=bits) for bits in reversed(minmax.BITS) if bits > 1),
     ]
 }
 """Every name with the codec that its defaults give."""
 
 
-WRAPPERS: Final[Mapping[str, type[Wrapper]]] = {hadamard.Hadamard.label: hadamard.Hadamard}
+WRAPPERS: Final[Mapping[str, type[Wrapper]]] = {made.label: made for made in (hadamard.Hadamard, entropy.Entropy)}
 """What wraps a codec, by the name that stands before the parenthesis: ``hadamard(int4)``."""
 
 
@@ -136,7 +137,7 @@ def describe(n: int = 1 << 20) -> list[dict[str, object]]:
     return [
         {
             "codec": made.name,
-            "bits_per_element": made.bits_per_element(n),
+            "bits_per_element": made.expected_bits(n),
             "fields": ", ".join(f"{name}={text(getattr(made, name))}" for name in made.field_names() if name != "inner"),
             "source": made.source,
         }
