@@ -27,6 +27,9 @@ VARIANTS: list[Codec] = [
     codec("minmax4", block=128),
     codec("minmax3", block=16384),
     codec("minmax16", block=32),
+    codec("fp8_e4m3", block=8),
+    codec("fp8_e4m3", block=4096),
+    codec("fp8_e5m2", block=64),
 ]
 IDS = [made.spec() for made in VARIANTS]
 SIZES = [0, 1, 2, 7, 31, 32, 33, 127, 255, 256, 257, 1000, 1023, 1025, 4095, 4097, 9001]

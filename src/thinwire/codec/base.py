@@ -28,6 +28,9 @@ class Codec(ABC):
     source: ClassVar[str]
     """Where the formula comes from."""
 
+    in_name: ClassVar[str] = "bits"
+    """The field that the registered name says, so that neither a spec nor a caller says it again."""
+
     @property
     @abstractmethod
     def name(self) -> str:
@@ -96,7 +99,7 @@ class Codec(ABC):
     @final
     def spec(self) -> str:
         """Name and fields as one line of ASCII, e.g. "int4;block=32;scale=log8": what ranks and frames compare."""
-        fields = [f"{f.name}={_text(getattr(self, f.name))}" for f in dataclasses.fields(self) if f.name != "bits"]
+        fields = [f"{f.name}={_text(getattr(self, f.name))}" for f in dataclasses.fields(self) if f.name != self.in_name]
         return ";".join([self.name, *fields])
 
 

@@ -7,7 +7,7 @@ import difflib
 from collections.abc import Mapping
 from typing import Any, Final
 
-from thinwire.codec import cast, integer, minmax
+from thinwire.codec import cast, float8, integer, minmax, mxfp4
 from thinwire.codec.base import Codec
 from thinwire.errors import ConfigError, unknown_name
 
@@ -32,6 +32,9 @@ REGISTRY: Final[Mapping[str, Codec]] = {
         cast.Float16(),
         *(integer.Int(bits=bits, **_INT_DEFAULTS[bits]) for bits in reversed(integer.BITS)),
         *(minmax.MinMax(bits=bits) for bits in reversed(minmax.BITS) if bits > 1),
+        float8.Float8(format="e4m3"),
+        float8.Float8(format="e5m2"),
+        mxfp4.MxFp4(),
     ]
 }
 """Every name with the codec that its defaults give."""
@@ -53,10 +56,10 @@ def codec(name: str | Codec, **fields: Any) -> Codec:
 def _with_fields(base: Codec, fields: Mapping[str, Any]) -> Codec:
     if not fields:
         return base
-    allowed = [f.name for f in dataclasses.fields(base) if f.name != "bits"]
+    allowed = [f.name for f in dataclasses.fields(base) if f.name != base.in_name]
     for field in fields:
-        if field == "bits":
-            raise ConfigError(f"{base.name}: bits={fields[field]!r} is part of the name; allowed: another name")
+        if field == base.in_name:
+            raise ConfigError(f"{base.name}: {field}={fields[field]!r} is part of the name; allowed: another name")
         if field not in allowed:
             raise _unknown_field(base.name, field, allowed)
     return dataclasses.replace(base, **fields)

@@ -32,7 +32,7 @@ _THRESHOLDS = layout.LOG_THRESHOLDS
 
 
 @inline
-def _largest_key(patterns: Any, at: int, end: int) -> Any:
+def largest_key(patterns: Any, at: int, end: int) -> Any:
     """The largest magnitude key (fp32 bits rotated left by one: the sign goes last) of elements [at, end)."""
     best = np.uint32(0)
     while at + 128 <= end:
@@ -178,7 +178,7 @@ def int_encode(
                 largest_keys_16x32(patterns, 32 * done, keys, done)
                 done += 16
         for i in range(done, count):
-            keys[i] = _largest_key(patterns, i * block, min((i + 1) * block, end - at))
+            keys[i] = largest_key(patterns, i * block, min((i + 1) * block, end - at))
         if log_scale:
             stored = wire[head + first : head + first + count]
             for g in range(0, count, GROUP // block):

@@ -47,14 +47,19 @@ def set_backend(name: str) -> str:
     return before
 
 
-def _encode_rows(rows: Rows, wire: U8, error: F32 | None, align: int, kernel: Callable[..., object]) -> None:
+def uses_reference() -> bool:
+    """Whether the NumPy reference is chosen in place of the fast kernels."""
+    return _backend == "reference"
+
+
+def encode_rows(rows: Rows, wire: U8, error: F32 | None, align: int, kernel: Callable[..., object]) -> None:
     """Call ``kernel(x bytes, wire row, error row, start, stop)`` over each row in pieces."""
     for i, row in enumerate(rows.data):
         lost = _NO_ERROR if error is None else error[i]
         in_pieces(partial(kernel, row.view(np.uint8), wire[i], lost), row.size, align)
 
 
-def _decode_rows(wire: U8, out: F32, align: int, kernel: Callable[..., object]) -> None:
+def decode_rows(wire: U8, out: F32, align: int, kernel: Callable[..., object]) -> None:
     """Call ``kernel(wire row, out row, start, stop)`` over each row in pieces."""
     for i, row in enumerate(out):
         in_pieces(partial(kernel, wire[i], row), row.size, align)
@@ -62,7 +67,7 @@ def _decode_rows(wire: U8, out: F32, align: int, kernel: Callable[..., object]) 
 
 def int_encode(rows: Rows, wire: U8, bits: int, block: int, log_scale: bool, error: F32 | None) -> None:
     """See :func:`thinwire.kernels.reference.int_encode`."""
-    if _backend == "reference":
+    if uses_reference():
         reference.int_encode(rows.as_float32(), wire, bits, block, log_scale, error)
         return
     from thinwire.kernels.cpu_int import int_encode as kernel
@@ -72,12 +77,12 @@ def int_encode(rows: Rows, wire: U8, bits: int, block: int, log_scale: bool, err
     def piece(x: U8, w: U8, e: F32, a: int, b: int) -> None:
         kernel(x, kind, w, n, a, b, bits, block, log_scale, table, e)
 
-    _encode_rows(rows, wire, error, max(layout.TILE, block), piece)
+    encode_rows(rows, wire, error, max(layout.TILE, block), piece)
 
 
 def int_decode(wire: U8, out: F32, bits: int, block: int, log_scale: bool, add: bool) -> None:
     """See :func:`thinwire.kernels.reference.int_decode`."""
-    if _backend == "reference":
+    if uses_reference():
         reference.int_decode(wire, out, bits, block, log_scale, add)
         return
     from thinwire.kernels.cpu_int import int_decode as kernel
@@ -87,12 +92,12 @@ def int_decode(wire: U8, out: F32, bits: int, block: int, log_scale: bool, add: 
     def piece(w: U8, o: F32, a: int, b: int) -> None:
         kernel(w, o, a, b, bits, block, log_scale, table, add)
 
-    _decode_rows(wire, out, max(layout.TILE, block), piece)
+    decode_rows(wire, out, max(layout.TILE, block), piece)
 
 
 def minmax_encode(rows: Rows, wire: U8, bits: int, block: int, error: F32 | None) -> None:
     """See :func:`thinwire.kernels.reference.minmax_encode`."""
-    if _backend == "reference":
+    if uses_reference():
         reference.minmax_encode(rows.as_float32(), wire, bits, block, error)
         return
     from thinwire.kernels.cpu_minmax import minmax_encode as kernel
@@ -105,17 +110,17 @@ def minmax_encode(rows: Rows, wire: U8, bits: int, block: int, error: F32 | None
     def piece(x: U8, w: U8, e: F32, a: int, b: int) -> None:
         kernel(x, kind, w, n, a, b, bits, block, e)
 
-    _encode_rows(rows, wire, error, layout.TILE, piece)
+    encode_rows(rows, wire, error, layout.TILE, piece)
 
 
 def _write_long_ranges(x: U8, kind: int, wire: U8, n: int, block: int) -> None:
     """Bounds of the blocks that are longer than a tile, to the front of the row."""
     bounds = wire[: 8 * -(-n // block)].view(np.float32).reshape(-1, 2)
     for i, start in enumerate(range(0, n, block)):
-        bounds[i] = _long_range(x, kind, start, min(start + block, n))
+        bounds[i] = long_range(x, kind, start, min(start + block, n))
 
 
-def _long_range(x: U8, kind: int, start: int, stop: int) -> tuple[Any, Any]:
+def long_range(x: U8, kind: int, start: int, stop: int) -> tuple[Any, Any]:
     """Smallest and largest of elements [start, stop), found in pieces; NaN twice if one is not finite."""
     from thinwire.kernels.cpu_minmax import minmax_range as kernel
 
@@ -134,7 +139,7 @@ def _long_range(x: U8, kind: int, start: int, stop: int) -> tuple[Any, Any]:
 
 def minmax_decode(wire: U8, out: F32, bits: int, block: int, add: bool) -> None:
     """See :func:`thinwire.kernels.reference.minmax_decode`."""
-    if _backend == "reference":
+    if uses_reference():
         reference.minmax_decode(wire, out, bits, block, add)
         return
     from thinwire.kernels.cpu_minmax import minmax_decode as kernel
@@ -142,12 +147,12 @@ def minmax_decode(wire: U8, out: F32, bits: int, block: int, add: bool) -> None:
     def piece(w: U8, o: F32, a: int, b: int) -> None:
         kernel(w, o, a, b, bits, block, add)
 
-    _decode_rows(wire, out, layout.TILE, piece)
+    decode_rows(wire, out, layout.TILE, piece)
 
 
 def bf16_encode(rows: Rows, wire: U8, error: F32 | None) -> None:
     """See :func:`thinwire.kernels.reference.bf16_encode`."""
-    if _backend == "reference":
+    if uses_reference():
         reference.bf16_encode(rows.as_float32(), wire, error)
         return
     from thinwire.kernels.cpu_cast import bf16_encode as kernel
@@ -157,12 +162,12 @@ def bf16_encode(rows: Rows, wire: U8, error: F32 | None) -> None:
     def piece(x: U8, w: U8, e: F32, a: int, b: int) -> None:
         kernel(x, kind, w, a, b, e)
 
-    _encode_rows(rows, wire, error, layout.TILE, piece)
+    encode_rows(rows, wire, error, layout.TILE, piece)
 
 
 def bf16_decode(wire: U8, out: F32, add: bool) -> None:
     """See :func:`thinwire.kernels.reference.bf16_decode`."""
-    if _backend == "reference":
+    if uses_reference():
         reference.bf16_decode(wire, out, add)
         return
     from thinwire.kernels.cpu_cast import bf16_decode as kernel
@@ -170,12 +175,12 @@ def bf16_decode(wire: U8, out: F32, add: bool) -> None:
     def piece(w: U8, o: F32, a: int, b: int) -> None:
         kernel(w, o, a, b, add)
 
-    _decode_rows(wire, out, layout.TILE, piece)
+    decode_rows(wire, out, layout.TILE, piece)
 
 
 def f16_encode(rows: Rows, wire: U8, block: int, error: F32 | None) -> None:
     """See :func:`thinwire.kernels.reference.f16_encode`."""
-    if _backend == "reference":
+    if uses_reference():
         reference.f16_encode(rows.as_float32(), wire, block, error)
         return
     from thinwire.kernels.cpu_cast import f16_encode as kernel
@@ -185,12 +190,12 @@ def f16_encode(rows: Rows, wire: U8, block: int, error: F32 | None) -> None:
     def piece(x: U8, w: U8, e: F32, a: int, b: int) -> None:
         kernel(x, kind, w, n, a, b, block, e)
 
-    _encode_rows(rows, wire, error, layout.TILE, piece)
+    encode_rows(rows, wire, error, layout.TILE, piece)
 
 
 def f16_decode(wire: U8, out: F32, block: int, add: bool) -> None:
     """See :func:`thinwire.kernels.reference.f16_decode`."""
-    if _backend == "reference":
+    if uses_reference():
         reference.f16_decode(wire, out, block, add)
         return
     from thinwire.kernels.cpu_cast import f16_decode as kernel
@@ -198,7 +203,7 @@ def f16_decode(wire: U8, out: F32, block: int, add: bool) -> None:
     def piece(w: U8, o: F32, a: int, b: int) -> None:
         kernel(w, o, a, b, block, add)
 
-    _decode_rows(wire, out, layout.TILE, piece)
+    decode_rows(wire, out, layout.TILE, piece)
 
 
 def raw_encode(rows: Rows, wire: U8, error: F32 | None) -> None:

@@ -45,7 +45,7 @@ def f16_values(bits: U16) -> F32:
         return bits.view(np.float16).astype(np.float32)
 
 
-def _blocks(x: npt.NDArray[Any], block: int) -> npt.NDArray[Any]:
+def blocks_of(x: npt.NDArray[Any], block: int) -> npt.NDArray[Any]:
     """(r, n) -> (r, blocks, block), zero-padded."""
     rows, n = x.shape
     count = -(-n // block)
@@ -112,7 +112,7 @@ def _unpack_plane(plane: U8, n: int, width: int) -> U32:
 # --- shared by the decoders ----------------------------------------------------------------------------------------
 
 
-def _spread(values: npt.NDArray[Any], block: int, n: int) -> npt.NDArray[Any]:
+def spread(values: npt.NDArray[Any], block: int, n: int) -> npt.NDArray[Any]:
     """(r, blocks) -> (r, n), each number to all of its block; no array is longer than that, however long a block is."""
     return values[:, np.arange(n) // block]
 
@@ -126,7 +126,7 @@ def deliver(values: F32, out: F32, add: bool) -> None:
         out[...] = values
 
 
-def _lost(x: F32, values: F32, error: F32 | None) -> None:
+def lost(x: F32, values: F32, error: F32 | None) -> None:
     if error is not None:
         with np.errstate(over="ignore", invalid="ignore"):
             error[...] = x - values
@@ -138,7 +138,7 @@ def _lost(x: F32, values: F32, error: F32 | None) -> None:
 def int_encode(x: F32, wire: U8, bits: int, block: int, log_scale: bool, error: F32 | None) -> None:
     """Blocks with one scale, ``s = extreme / -2**(bits-1)``: codes ``round(x/s) + 2**(bits-1)``, all of them used."""
     rows, n = x.shape
-    blocks = _blocks(x, block)
+    blocks = blocks_of(x, block)
     patterns = blocks.view(np.uint32)
     keys = ((patterns << np.uint32(1)) | (patterns >> np.uint32(31))).max(axis=2)
     write = _write_log_scales if log_scale else _write_bf16_scales
@@ -154,7 +154,7 @@ def int_encode(x: F32, wire: U8, bits: int, block: int, log_scale: bool, error: 
     if error is not None:
         values = np.empty_like(x)
         int_decode(wire, values, bits, block, log_scale, add=False)
-        _lost(x, values, error)
+        lost(x, values, error)
 
 
 def _write_bf16_scales(keys: U32, wire: U8, n: int, bits: int, block: int) -> tuple[F32, int]:
@@ -175,7 +175,7 @@ def _write_log_scales(keys: U32, wire: U8, n: int, bits: int, block: int) -> tup
     finite = keys < layout.NONFINITE_KEY
     magnitude = np.where(finite, keys >> np.uint32(1), 0).astype(np.uint32)
     per_group = layout.GROUP // block
-    top = _blocks(magnitude, per_group).max(axis=2)
+    top = blocks_of(magnitude, per_group).max(axis=2)
     groups = np.minimum((top.astype(np.uint32) + np.uint32(0xFFFF)) >> np.uint32(16), layout.BF16_MAX)
     groups = np.where(groups < layout.BF16_MIN_NORMAL, 0, groups).astype("<u2")
     maximum = np.repeat(bf16_values(groups.astype(np.uint16)), per_group, axis=1)[:, :count]
@@ -210,7 +210,7 @@ def int_decode(wire: U8, out: F32, bits: int, block: int, log_scale: bool, add: 
     if log_scale:
         groups = 2 * -(-n // layout.GROUP)
         maximum = bf16_values(np.ascontiguousarray(wire[:, :groups]).view("<u2").astype(np.uint16))
-        maximum = _spread(maximum, layout.GROUP // block, blocks)
+        maximum = spread(maximum, layout.GROUP // block, blocks)
         with np.errstate(over="ignore", invalid="ignore"):
             scales = maximum * layout.log_table(bits)[wire[:, groups:size]]
     else:
@@ -218,7 +218,7 @@ def int_decode(wire: U8, out: F32, bits: int, block: int, log_scale: bool, add: 
     codes = unpack(wire[:, size : size + layout.code_bytes(n, bits)], n, bits)
     steps = codes.astype(np.int32) - (1 << (bits - 1))
     with np.errstate(over="ignore", invalid="ignore"):
-        values = steps.astype(np.float32) * _spread(scales, block, n)
+        values = steps.astype(np.float32) * spread(scales, block, n)
     deliver(values, out, add)
 
 
@@ -228,7 +228,7 @@ def int_decode(wire: U8, out: F32, bits: int, block: int, log_scale: bool, add: 
 def minmax_encode(x: F32, wire: U8, bits: int, block: int, error: F32 | None) -> None:
     """``code = round((x - lo) / (hi - lo) * (2**bits - 1))`` in fp64; ``lo`` and ``hi`` go as fp32."""
     rows, n = x.shape
-    blocks = _blocks(x, block)
+    blocks = blocks_of(x, block)
     inside = (np.arange(blocks.shape[1] * block) < n).reshape(1, -1, block)
     with np.errstate(invalid="ignore"):
         lo = np.where(inside, blocks, np.float32(np.inf)).min(axis=2)
@@ -248,7 +248,7 @@ def minmax_encode(x: F32, wire: U8, bits: int, block: int, error: F32 | None) ->
     if error is not None:
         values = np.empty_like(x)
         minmax_decode(wire, values, bits, block, add=False)
-        _lost(x, values, error)
+        lost(x, values, error)
 
 
 def minmax_decode(wire: U8, out: F32, bits: int, block: int, add: bool) -> None:
@@ -260,7 +260,7 @@ def minmax_decode(wire: U8, out: F32, bits: int, block: int, add: bool) -> None:
     with np.errstate(over="ignore", invalid="ignore"):
         bounds = stored.astype(np.float64)
         step = (bounds[..., 1] - bounds[..., 0]) / np.float64((1 << bits) - 1)
-        values = _spread(bounds[..., 0], block, n) + codes.astype(np.float64) * _spread(step, block, n)
+        values = spread(bounds[..., 0], block, n) + codes.astype(np.float64) * spread(step, block, n)
         values = values.astype(np.float32)
     deliver(values, out, add)
 
@@ -271,7 +271,7 @@ def minmax_decode(wire: U8, out: F32, bits: int, block: int, add: bool) -> None:
 def bf16_encode(x: F32, wire: U8, error: F32 | None) -> None:
     stored = bf16_bits(x).astype("<u2")
     wire[:, : 2 * x.shape[1]] = stored.view(np.uint8)
-    _lost(x, bf16_values(stored.astype(np.uint16)), error)
+    lost(x, bf16_values(stored.astype(np.uint16)), error)
 
 
 def bf16_decode(wire: U8, out: F32, add: bool) -> None:
@@ -282,7 +282,7 @@ def bf16_decode(wire: U8, out: F32, add: bool) -> None:
 def f16_encode(x: F32, wire: U8, block: int, error: F32 | None) -> None:
     """Half precision of ``x / s``, where ``s`` is the power of two that brings the block's maximum into [2^14, 2^15)."""
     rows, n = x.shape
-    blocks = _blocks(x, block)
+    blocks = blocks_of(x, block)
     top = (blocks.view(np.uint32) & np.uint32(0x7FFFFFFF)).max(axis=2)
     finite = top < 0x7F800000
     exponent = np.clip((top >> np.uint32(23)).astype(np.int64) - 127 - 14, -126, 127)
@@ -301,7 +301,7 @@ def f16_encode(x: F32, wire: U8, block: int, error: F32 | None) -> None:
     if error is not None:
         values = np.empty_like(x)
         f16_decode(wire, values, block, add=False)
-        _lost(x, values, error)
+        lost(x, values, error)
 
 
 def f16_decode(wire: U8, out: F32, block: int, add: bool) -> None:
@@ -310,5 +310,5 @@ def f16_decode(wire: U8, out: F32, block: int, add: bool) -> None:
     scales = bf16_values(np.ascontiguousarray(wire[:, :size]).view("<u2").astype(np.uint16))
     stored = np.ascontiguousarray(wire[:, size : size + 2 * n]).view("<u2").astype(np.uint16)
     with np.errstate(over="ignore", invalid="ignore"):
-        values = f16_values(stored) * _spread(scales, block, n)
+        values = f16_values(stored) * spread(scales, block, n)
     deliver(values, out, add)
