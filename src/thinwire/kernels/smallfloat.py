@@ -31,7 +31,7 @@ class SmallFloat(NamedTuple):
 
     @property
     def shape(self) -> tuple[np.uint32, ...]:
-        """For vector code: how far mantissas move up in fp32, fp32 bits of the smallest normal number, top, special, sign's way."""
+        """For vector code: mantissas' way up in fp32, fp32 bits of the smallest normal number, top, special, the sign's way."""
         numbers = (F32_MANTISSA - self.mantissa, (127 + self.smallest) << F32_MANTISSA, self.top, self.special, 32 - self.bits)
         return tuple(np.uint32(number) for number in numbers)
 
@@ -57,7 +57,7 @@ def largest_scale(small: SmallFloat) -> int:
 
 @lru_cache
 def values(small: SmallFloat) -> npt.NDArray[np.float32]:
-    """The number of every code: (2**bits,) fp32."""
+    """The number of every code: (2**bits,) fp32. Both zeros of e2m1 are +0, those of the others keep their sign."""
     code = np.arange(1 << (small.bits - 1))
     exponent = np.maximum(code >> small.mantissa, 1)
     whole = code - ((exponent - 1) << small.mantissa)
@@ -65,4 +65,7 @@ def values(small: SmallFloat) -> npt.NDArray[np.float32]:
     half[small.special :] = np.nan
     if small is E5M2:
         half[small.special] = np.inf
-    return np.concatenate([half, -half])
+    negative = -half
+    if small is E2M1:
+        negative[0] = 0.0
+    return np.concatenate([half, negative])
