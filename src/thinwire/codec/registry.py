@@ -7,7 +7,7 @@ import difflib
 from collections.abc import Mapping
 from typing import Any, Final
 
-from thinwire.codec import cast, float8, integer, minmax, mxfp4
+from thinwire.codec import affine, cast, float8, integer, minmax, mxfp4
 from thinwire.codec.base import Codec
 from thinwire.errors import ConfigError, unknown_name
 
@@ -32,6 +32,7 @@ REGISTRY: Final[Mapping[str, Codec]] = {
         cast.Float16(),
         *(integer.Int(bits=bits, **_INT_DEFAULTS[bits]) for bits in reversed(integer.BITS)),
         *(minmax.MinMax(bits=bits) for bits in reversed(minmax.BITS) if bits > 1),
+        *(affine.Affine(bits=bits) for bits in reversed(affine.BITS)),
         float8.Float8(format="e4m3"),
         float8.Float8(format="e5m2"),
         mxfp4.MxFp4(),

@@ -189,7 +189,7 @@ def _mx_scales(keys: Any, stored: Any, inverses: Any) -> bool:
         finite = keys[i] < _NONFINITE
         stored[i] = np.uint8(exponent) if finite else np.uint8(MX_NAN)
         inverses[i] = (np.uint32(254) - exponent) << np.uint32(23) if finite else np.uint32(0)
-    return largest >= _NONFINITE
+    return bool(largest >= _NONFINITE)
 
 
 @inline
