@@ -18,14 +18,13 @@ _F32_MAX = np.float64(np.finfo(np.float32).max)
 
 
 @inline
-def _set_step(low: Any, high: Any, levels: Any, steps: Any, index: int) -> Any:
-    """The step of a block from ``low`` to ``high`` to ``steps[index]``; returns its zero point."""
+def _set_step(low: Any, high: Any, levels: Any, steps: Any, words: Any, index: int) -> Any:
+    """The step of a block from ``low`` to ``high`` to ``steps[index]``, whose bits are ``words``; returns its zero point."""
     if low != low:
         steps[index] = np.float32(np.nan)
         return np.uint8(0)
     lo, hi = min(np.float64(low), 0.0), max(np.float64(high), 0.0)
     exact = (hi - lo) / levels
-    words = steps.view(np.uint32)
     steps[index] = np.float32(exact)
     if np.float64(steps[index]) < exact:
         words[index] += np.uint32(1)
@@ -43,12 +42,13 @@ def _encode_block(tile: Any, at: int, end: int, step: Any, zero: Any, levels: An
         return
     inverse, offset = 1.0 / step, np.float64(zero)
     far = min(np.floor(_F32_MAX * inverse), levels)
-    lowest, highest = max(-offset, -far), min(levels - offset, far)
+    # The numbers of the outermost codes: to clip there gives the same codes as to clip steps, in half the instructions.
+    lowest, highest = np.float32(max(-offset, -far) * step), np.float32(min(levels - offset, far) * step)
     while at + LANES <= end:
         to_steps(tile, at, inverse, lowest, highest, zero, codes, at)
         at += LANES
     while at < end:
-        scaled = min(max(np.float64(tile[at]) * inverse, lowest), highest)
+        scaled = np.float64(min(max(tile[at], lowest), highest)) * inverse
         codes[at] = np.uint8(np.int32(np.rint(scaled)) + np.int32(zero))
         at += 1
 
@@ -56,14 +56,14 @@ def _encode_block(tile: Any, at: int, end: int, step: Any, zero: Any, levels: An
 @inline
 def _encode_tile(tile: Any, at: int, block: int, levels: Any, steps: Any, zeros: Any, codes: Any, bounds: Any) -> None:
     """Codes of a tile that starts at element ``at``; steps and zero points of blocks that fit a tile are found first."""
-    patterns = tile.view(np.int32)
+    patterns, words = tile.view(np.int32), steps.view(np.uint32)
     piece = min(block, TILE)
     for first in range(0, tile.size, piece):
         last = min(first + piece, tile.size)
         index = (at + first) // block
         if block <= TILE:
             block_range(patterns, first, last, bounds, 0)
-            zeros[index] = _set_step(bounds[0], bounds[1], levels, steps, index)
+            zeros[index] = _set_step(bounds[0], bounds[1], levels, steps, words, index)
         _encode_block(tile, first, last, np.float64(steps[index]), zeros[index], levels, codes)
 
 
@@ -81,11 +81,21 @@ def _decode_tile(codes: Any, at: int, block: int, steps: Any, zeros: Any, out: A
             set_grid(codes, first, last, low, step, out)
 
 
+@kernel(FLOATS, BYTES, INT)
+def affine_steps(bounds: Any, wire: Any, bits: int) -> None:
+    """Steps and zero points of a row's blocks to the front of ``wire``, by their smallest and largest (2 * blocks,)."""
+    blocks = bounds.size // 2
+    steps, zeros = wire[: 4 * blocks].view(np.float32), wire[4 * blocks : 5 * blocks]
+    words, levels = steps.view(np.uint32), np.float64((1 << bits) - 1)
+    for i in range(blocks):
+        zeros[i] = _set_step(bounds[2 * i], bounds[2 * i + 1], levels, steps, words, i)
+
+
 @kernel(READ_BYTES, INT, BYTES, INT, INT, INT, INT, INT, FLOATS)
 def affine_encode(x: Any, kind: int, wire: Any, n: int, start: int, stop: int, bits: int, block: int, error: Any) -> None:
     """Encode elements [start, stop) of a row; ``start`` is a multiple of the tile. ``error`` may be empty.
 
-    Steps and zero points of blocks longer than a tile are read from the wire, where the caller has left them.
+    Steps and zero points of blocks longer than a tile are read from the wire, where :func:`affine_steps` has left them.
     """
     levels = np.float64((1 << bits) - 1)
     blocks = (n + block - 1) // block

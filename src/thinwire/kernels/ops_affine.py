@@ -14,14 +14,12 @@ def affine_encode(rows: Rows, wire: U8, bits: int, block: int, error: F32 | None
         reference_affine.affine_encode(rows.as_float32(), wire, bits, block, error)
         return
     from thinwire.kernels.cpu_affine import affine_encode as kernel
+    from thinwire.kernels.cpu_affine import affine_steps
 
     n, kind = rows.data.shape[1], rows.kind
     if block > layout.TILE:
-        count = -(-n // block)
         for i, row in enumerate(rows.data):
-            step, zero = reference_affine.steps_and_zeros(ops.long_ranges(row.view(np.uint8), kind, n, block), bits)
-            wire[i, : 4 * count] = step.view(np.uint8)
-            wire[i, 4 * count : 5 * count] = zero
+            affine_steps(ops.long_ranges(row.view(np.uint8), kind, n, block).reshape(-1), wire[i], bits)
 
     def piece(x: U8, w: U8, e: F32, a: int, b: int) -> None:
         kernel(x, kind, w, n, a, b, bits, block, e)

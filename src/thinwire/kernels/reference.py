@@ -230,8 +230,8 @@ def ranges(blocks: F32, inside: npt.NDArray[np.bool_]) -> F32:
     with np.errstate(invalid="ignore"):
         lo = np.where(inside, blocks, np.float32(np.inf)).min(axis=2)
         hi = np.where(inside, blocks, np.float32(-np.inf)).max(axis=2)
-    finite = np.isfinite(np.where(inside, blocks, np.float32(0))).all(axis=2)
-    bounds = np.where(finite[..., None], np.stack([lo, hi], axis=2), np.float32(np.nan)).astype("<f4")
+    finite = np.all(np.isfinite(blocks) | ~inside, axis=2, keepdims=True)
+    bounds = np.where(finite, np.stack([lo, hi], axis=2), np.float32(np.nan)).astype("<f4")
     return bounds + np.float32(0)  # -0.0 becomes 0.0: which of the two a minimum picks is not defined
 
 

@@ -96,7 +96,7 @@ def to_codes(typingctx: Any, x: Any, at: Any, low: Any, factor: Any, codes: Any,
 def to_steps(
     typingctx: Any, x: Any, at: Any, inverse: Any, lowest: Any, highest: Any, zero: Any, codes: Any, codes_at: Any
 ) -> Any:  # fmt: skip
-    """``codes = round(clip(x * inverse, lowest, highest)) + zero`` in fp64 of LANES elements, as bytes."""
+    """``codes = round(clip(x, lowest, highest) * inverse) + zero`` of LANES elements, as bytes; the product is fp64."""
 
     def code(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         e, b = Emitter(context, builder, sig, args), builder
@@ -106,13 +106,14 @@ def to_steps(
         for k in range(0, LANES, VECTOR):
             e.prefetch_next_tile(source, F32, k)
             e.prefetch_next_tile(target, I8, k, write=True)
-            value = b.fmul(b.fpext(e.load(source, F32, VECTOR, k), WIDE), inverse)
+            value = e.load(source, F32, VECTOR, k)
             value = b.select(b.fcmp_ordered(">", lowest, value), lowest, value)
             value = b.select(b.fcmp_ordered("<", highest, value), highest, value)
-            e.store(b.add(b.trunc(e.nearest(value), ir.VectorType(I8, VECTOR)), zero), target, I8, k)
+            steps = e.nearest(b.fmul(b.fpext(value, WIDE), inverse))
+            e.store(b.add(b.trunc(steps, ir.VectorType(I8, VECTOR)), zero), target, I8, k)
         return context.get_dummy_value()
 
-    return types.none(x, types.int64, types.float64, types.float64, types.float64, types.uint8, codes, types.int64), code
+    return types.none(x, types.int64, types.float64, types.float32, types.float32, types.uint8, codes, types.int64), code
 
 
 def _make_from_codes(add: bool) -> Any:
