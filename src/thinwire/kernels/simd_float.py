@@ -111,10 +111,10 @@ def _make_to_small(strips: int) -> Any:
             e = Emitter(context, builder, sig, args)
             source, target = e.pointer(0, args[1], F32), e.pointer(5, args[6], I8)
             factors, small = e.pointer(2, args[3], F32), _Format(e, args[4])
-            for k in range(0, strips * STRIP, VECTOR):
-                e.prefetch_next_tile(source, F32, k)
-                e.prefetch_next_tile(target, I8, k, write=True)
             for i in range(strips):
+                for k in range(i * STRIP, (i + 1) * STRIP, VECTOR):
+                    e.prefetch_next_tile(source, F32, k)
+                    e.prefetch_next_tile(target, I8, k, write=True)
                 scaled = builder.fmul(e.load(source, F32, STRIP, i * STRIP), _factor(e, factors, i, STRIP))
                 e.store(small.codes(scaled), target, I8, i * STRIP)
             return context.get_dummy_value()
