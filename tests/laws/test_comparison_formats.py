@@ -227,6 +227,8 @@ def test_fp8_on_a_processor_without_conversions(tmp_path):
         "import numpy as np, thinwire as tw\n"
         "from thinwire.kernels import ops, simd_cast\n"
         "simd_cast.converts_half = lambda: False\n"
+        "from thinwire.kernels import simd_float\n"
+        "assert not simd_float.converts_half()\n"
         "wire = np.random.default_rng(0).integers(0, 256, (3, 5088), dtype=np.uint8)\n"
         "wire[:, 1:80:2] &= 0xBF\n"
         "for name in ('fp8_e4m3', 'fp8_e5m2'):\n"
