@@ -49,6 +49,13 @@ VARIANTS: list[Codec] = [
     codec("hadamard(gauss2;fit=unbiased)"),
     codec("hadamard(int8;block=64)", block=16, seed=7),
     codec("hadamard(minmax4)", block=4096),
+    codec("affine8", block=64),
+    codec("affine7", block=16384),
+    codec("affine4", block=8),
+    codec("affine3", block=4096),
+    codec("fp8_e4m3", block=8),
+    codec("fp8_e4m3", block=4096),
+    codec("fp8_e5m2", block=64),
 ]
 IDS = [made.spec() for made in VARIANTS]
 SIZES = [0, 1, 2, 7, 31, 32, 33, 127, 255, 256, 257, 1000, 1023, 1025, 4095, 4097, 9001]

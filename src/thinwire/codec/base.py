@@ -29,6 +29,9 @@ class Codec(ABC):
     source: ClassVar[str]
     """Where the formula comes from."""
 
+    named: ClassVar[tuple[str, ...]] = ("bits",)
+    """The field that the registered name says, so that neither a spec nor a caller says it again."""
+
     @property
     @abstractmethod
     def name(self) -> str:
@@ -151,7 +154,7 @@ class Codec(ABC):
     @final
     def field_names(self) -> list[str]:
         """The fields that are not part of the name."""
-        return [f.name for f in dataclasses.fields(self) if f.name != "bits"]
+        return [f.name for f in dataclasses.fields(self) if f.name not in self.named]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from thinwire.codec import cast, entropy, gauss, grid, hadamard, integer, minmax
+from thinwire.codec import affine, cast, entropy, float8, gauss, grid, hadamard, integer, minmax, mxfp4
 from thinwire.codec.base import Codec, Wrapper, text
 from thinwire.errors import ConfigError, unknown_name
 
@@ -47,6 +47,10 @@ REGISTRY: Final[Mapping[str, Codec]] = {
         *(gauss.Gauss(bits=bits, **fields) for bits, fields in _GAUSS_DEFAULTS.items()),
         grid.Grid(),
         *(minmax.MinMax(bits=bits) for bits in reversed(minmax.BITS) if bits > 1),
+        *(affine.Affine(bits=bits) for bits in reversed(affine.BITS)),
+        float8.Float8(format="e4m3"),
+        float8.Float8(format="e5m2"),
+        mxfp4.MxFp4(),
     ]
 }
 """Every name with the codec that its defaults give."""
@@ -110,8 +114,8 @@ def _with_fields(base: Codec, fields: Mapping[str, Any]) -> Codec:
         return base
     allowed = [name for name in base.field_names() if name != "inner"]
     for field in fields:
-        if field == "bits":
-            raise ConfigError(f"{base.name}: bits={fields[field]!r} is part of the name; allowed: another name")
+        if field in base.named:
+            raise ConfigError(f"{base.name}: {field}={fields[field]!r} is part of the name; allowed: another name")
         if field not in allowed:
             raise _unknown_field(base.name, field, allowed)
     return dataclasses.replace(base, **fields)

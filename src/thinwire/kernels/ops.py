@@ -138,7 +138,7 @@ def minmax_encode(rows: Rows, wire: U8, bits: int, block: int, error: F32 | None
     n, kind = rows.data.shape[1], rows.kind
     if block > layout.TILE:
         for i, row in enumerate(rows.data):
-            _write_long_ranges(row.view(np.uint8), kind, wire[i], n, block)
+            wire[i, : 8 * -(-n // block)].view(np.float32).reshape(-1, 2)[...] = long_ranges(row.view(np.uint8), kind, n, block)
 
     def piece(x: U8, w: U8, e: F32, a: int, b: int) -> None:
         kernel(x, kind, w, n, a, b, bits, block, e)
@@ -146,11 +146,10 @@ def minmax_encode(rows: Rows, wire: U8, bits: int, block: int, error: F32 | None
     encode_rows(rows, wire, error, layout.TILE, piece)
 
 
-def _write_long_ranges(x: U8, kind: int, wire: U8, n: int, block: int) -> None:
-    """Bounds of the blocks that are longer than a tile, to the front of the row."""
-    bounds = wire[: 8 * -(-n // block)].view(np.float32).reshape(-1, 2)
-    for i, start in enumerate(range(0, n, block)):
-        bounds[i] = _long_range(x, kind, start, min(start + block, n))
+def long_ranges(x: U8, kind: int, n: int, block: int) -> F32:
+    """Smallest and largest of the blocks of a row that are longer than a tile: (blocks, 2); NaN twice if one is not finite."""
+    found = [_long_range(x, kind, start, min(start + block, n)) for start in range(0, n, block)]
+    return np.array(found, dtype=np.float32)
 
 
 def _long_range(x: U8, kind: int, start: int, stop: int) -> tuple[Any, Any]:
