@@ -24,11 +24,11 @@ COLUMNS: Final = {
     "elements": "elements",
     "absmax": "absmax",
     "rms": "RMS",
-    "kurtosis": "kur-tosis",
-    "block_kurtosis": "in 64",
+    "kurtosis": "kurt.",
+    "block_kurtosis": "kurt. in 64",
     "zeros": "zeros",
     "nonfinite": "not finite",
-    "correlation": "corre-lation",
+    "correlation": "corr.",
     "codec": "codec",
     "bits_per_element": "bits",
     "error": "NMSE",
@@ -63,9 +63,10 @@ def check_plot(path: Path | None) -> None:
 
 @contextmanager
 def progress(what: str, count: int) -> Generator[Callable[[], None]]:
-    """A bar, and what advances it by one."""
+    """A bar on standard error, where that is a terminal, and what advances it by one."""
+    screen = console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console(stderr=True), transient=True) as bars:
+    with Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as bars:
         task = bars.add_task(what, total=count)
         yield lambda: bars.advance(task)
 
@@ -74,7 +75,7 @@ def report(found: Found, tolerance: float, pattern: str | None, plot: Path | Non
     """Print, write and draw. Raises ConfigError for a pattern that no layer has, before anything is printed."""
     chosen = _chosen(found.layers, pattern)
     made = [*rows(found.layers, tolerance), total(found.layers, tolerance)]
-    _print_layers(made, found, tolerance)
+    _print_layers(made, found.title)
     _print_codecs(found.layers, tolerance)
     for note in found.notes:
         console().print(note, markup=False)
@@ -83,10 +84,10 @@ def report(found: Found, tolerance: float, pattern: str | None, plot: Path | Non
         _draw(found, chosen, tolerance, plot)
 
 
-def _print_layers(made: Sequence[dict[str, Any]], found: Found, tolerance: float) -> None:
+def _print_layers(made: Sequence[dict[str, Any]], title: str) -> None:
     spoiled = any(row["nonfinite"] for row in made)
     columns = {key: heading for key, heading in COLUMNS.items() if spoiled or key != "nonfinite"}
-    print_table([{key: _short(row.get(key)) for key in columns} for row in map(_shown, made)], columns, title=found.title)
+    print_table([{key: _short(row.get(key)) for key in columns} for row in map(_shown, made)], columns, title=title)
 
 
 def _shown(row: dict[str, Any]) -> dict[str, Any]:
@@ -102,15 +103,12 @@ def _print_codecs(layers: Sequence[Layer], tolerance: float) -> None:
         | {name: _short(error(loss)) for name, loss in layer.losses.items()}
         for layer in layers
     ]
-    what = (
-        "twice the NMSE of one encoding"
-        if layers[0].ranks == 1
-        else f"NMSE, the larger of one encoding's and the mean's over {layers[0].ranks} ranks'"
-    )
+    ranks = max(layer.ranks for layer in layers)
+    what = "NMSE of one encoding, or of the mean if larger" if ranks > 1 else "Twice the NMSE of one encoding"
     for start in range(0, len(names), _CODECS_A_TABLE):
         part = names[start : start + _CODECS_A_TABLE]
         columns = {"layer": "layer", **{name: name for name in part}, "suggested": "suggested"}
-        print_table(made, columns, title=f"{what}; suggested: the fewest bits of those up to {tolerance:g}")
+        print_table(made, columns, title=f"{what}; suggested: the fewest bits with {tolerance:g} or less")
 
 
 def _short(value: Any) -> Any:

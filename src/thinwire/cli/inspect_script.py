@@ -122,9 +122,8 @@ def _found(job: Job, place: _Place, notes: list[captures.Note]) -> Found:
     pieces = captures.pieces(place.folder, notes)
     if not pieces:
         raise ConfigError(
-            f"{job.path} made no optimizer step with a gradient, after the first {job.after}, in this process within "
-            f"{job.after + job.steps + PATIENCE} steps; allowed: a script that trains with torch.optim, not in processes of its own "
-            "(start those with torchrun -m thinwire inspect)"
+            f"{job.path} made no optimizer step with a gradient in this process, among the {job.steps + PATIENCE} after the first "
+            f"{job.after}; allowed: a script that trains with torch.optim in this process (ranks: torchrun -m thinwire inspect)"
         )
     collection = Collection(job.codecs)
     with progress("inspecting", len(pieces)) as advance:

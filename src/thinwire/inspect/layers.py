@@ -157,7 +157,7 @@ def total(layers: Sequence[Layer], tolerance: float) -> dict[str, Any]:
         "zeros": by_elements(layer.zeros for layer in layers),
         "nonfinite": by_elements(layer.nonfinite for layer in layers),
         "correlation": None,
-        "codec": "as suggested",
+        "codec": "mixed",
         "bits_per_element": by_elements(one.bits_per_element for one in chosen),
         "nmse": _weighted(energy, [one.nmse for one in chosen]),
         "mean_nmse": _weighted(energy_of_mean, [one.mean_nmse or 0.0 for one in chosen]) if several else None,

@@ -24,7 +24,7 @@ class Loss:
 
     codec: str
     bits_per_element: float
-    """In these rows, scales and padding included."""
+    """In a long row, as a bucket's are, scales included."""
     nmse: float
     """One encoding: sum of |x - x'|^2 over the ranks, by the sum of |x|^2."""
     mean_nmse: float | None
@@ -51,7 +51,7 @@ def loss(tensors: Sequence[F32], codec: Codec) -> Loss:
     sent = [_sent(codec, x, rows, seed=rank * len(rows)) for rank, x in enumerate(tensors)]
     lost = math.fsum(_distance(x, y) for x, y in zip(tensors, sent, strict=True))
     squares = math.fsum(float(part @ part) for x in tensors for part in chunks(x))
-    bits = 8 * sum(codec.wire_bytes(row.span.stop - row.span.start) for row in rows) / max(n, 1)
+    bits = codec.bits_per_element(shard.SEGMENT)
     mean = _mean_nmse(tensors, sent, codec, rows) if ranks > 1 else None
     return Loss(codec=codec.name, bits_per_element=bits, nmse=_ratio(lost, squares), mean_nmse=mean)
 

@@ -45,8 +45,12 @@ class _Slot:
     def __init__(self, parameter: torch.Tensor, wanted: Callable[[], bool]) -> None:
         self.parameter, self.unfit = parameter, "no gradient"
         self._wanted, self._sum = wanted, None
+
+        def hook(gradient: torch.Tensor) -> None:
+            self._hook(gradient)
+
         # Marked, so that saving the parameter with torch.save gives no warning of it.
-        parameter.register_hook(unserializable_hook(self._hook))
+        parameter.register_hook(unserializable_hook(hook))
 
     _sum: torch.Tensor | None
 
