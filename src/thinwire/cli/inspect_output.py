@@ -17,7 +17,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from thinwire.cli.output import console, print_table, write_json
 from thinwire.errors import ConfigError, unknown_name
 from thinwire.inspect.layers import Layer, choose, rows, total
-from thinwire.inspect.suggestion import error
+from thinwire.inspect.plot import SUFFIXES, Panel, draw
+from thinwire.inspect.suggestion import compressible, error
 
 COLUMNS: Final = {
     "layer": "layer",
@@ -35,7 +36,7 @@ COLUMNS: Final = {
 }
 _CODECS_A_TABLE: Final = 8
 _PANELS: Final = 4
-_SUFFIXES: Final = (".png", ".svg")
+_MOST_PANELS: Final = 36
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -53,8 +54,8 @@ def check_plot(path: Path | None) -> None:
     """Raises ConfigError before any work if the picture could not be drawn afterwards."""
     if path is None:
         return
-    if path.suffix not in _SUFFIXES:
-        raise ConfigError(f"--plot {path} ends in {path.suffix!r}; allowed: {', '.join(_SUFFIXES)}")
+    if path.suffix not in SUFFIXES:
+        raise ConfigError(f"--plot {path} ends in {path.suffix!r}; allowed: {', '.join(SUFFIXES)}")
     if path.is_dir() or not path.parent.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
         raise ConfigError(f"--plot {path} cannot be written; allowed: a file in a folder that exists and can be written to")
     if importlib.util.find_spec("matplotlib") is None:
@@ -119,17 +120,19 @@ def _short(value: Any) -> Any:
 def _chosen(layers: Sequence[Layer], pattern: str | None) -> list[Layer]:
     """The layers that ``pattern`` names, or the few largest."""
     if pattern is None:
-        largest = sorted(layers, key=lambda layer: -layer.elements)[:_PANELS]
-        return [layer for layer in layers if layer in largest]
-    matching = [layer for layer in layers if fnmatch.fnmatchcase(layer.name, pattern)]
+        # What is compressed first.
+        order = sorted(layers, key=lambda one: (not compressible(one.shape, one.elements), -one.elements))
+        largest = {one.name for one in order[:_PANELS]}
+        return [one for one in layers if one.name in largest]
+    matching = [one for one in layers if one.name == pattern or fnmatch.fnmatchcase(one.name, pattern)]
     if not matching:
-        raise unknown_name("layer", pattern, [layer.name for layer in layers])
+        raise unknown_name("layer", pattern, [one.name for one in layers])
+    if len(matching) > _MOST_PANELS:
+        raise ConfigError(f"--layer {pattern} names {len(matching)} layers; allowed: up to {_MOST_PANELS}")
     return matching
 
 
 def _draw(found: Found, chosen: Sequence[Layer], tolerance: float, path: Path) -> None:
-    from thinwire.inspect.plot import Panel, draw
-
     panels = [Panel(layer=layer.name, values=found.values(layer.name), codec=choose(layer, tolerance).codec) for layer in chosen]
     try:
         draw(panels, path)

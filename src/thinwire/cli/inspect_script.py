@@ -122,7 +122,7 @@ def _found(job: Job, place: _Place, notes: list[captures.Note]) -> Found:
     pieces = captures.pieces(place.folder, notes)
     if not pieces:
         raise ConfigError(
-            f"{job.path} made no optimizer step with a gradient in this process, among the {job.steps + PATIENCE} after the first "
+            f"{job.path} made no optimizer step with a gradient in this process, of {job.steps + PATIENCE} after the first "
             f"{job.after}; allowed: a script that trains with torch.optim in this process (ranks: torchrun -m thinwire inspect)"
         )
     collection = Collection(job.codecs)

@@ -15,7 +15,7 @@ from thinwire.inspect.levels import UNITS, Levels, block_of, in_units, levels
 from thinwire.inspect.statistics import F32, finite, flat
 
 SUFFIXES: Final = (".png", ".svg")
-_BINS: Final = 201
+_MOST_BINS: Final = 200
 _MOST_LINES: Final = 64
 """More than that are drawn fainter, so that the histogram stays visible."""
 
@@ -50,7 +50,7 @@ def _panel(axis: Any, panel: Panel) -> None:
     plain = Levels(unit=next(iter(UNITS)), block=block_of(made), positions=np.empty(0))
     found = plain if panel.codec == "none" else levels(made, values)
     scaled = in_units(values, found.block, found.unit)
-    axis.hist(scaled, bins=_BINS, color="tab:blue", log=True)
+    axis.hist(scaled, bins=min(_MOST_BINS, 20 + math.isqrt(scaled.size)), color="tab:blue", log=True)
     many = len(found.positions) > _MOST_LINES
     for position in found.positions:
         axis.axvline(position, color="tab:red", linewidth=0.4 if many else 0.8, alpha=0.35 if many else 0.8)
