@@ -30,7 +30,10 @@ def samples_of(name: str) -> np.ndarray:
     }[name](N)
 
 
-@pytest.mark.parametrize(("name", "exact", "bound"), [("gaussian", 3, 0.05), ("laplace", 6, 0.3), ("uniform", 1.8, 0.01), ("signs", 1, 1e-3)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "exact", "bound"),
+    [("gaussian", 3, 0.05), ("laplace", 6, 0.3), ("uniform", 1.8, 0.01), ("signs", 1, 1e-3)],
+)
 def test_kurtosis_of_known_distributions(name, exact, bound):
     assert statistics(flat(samples_of(name))).kurtosis == pytest.approx(exact, abs=bound)
 

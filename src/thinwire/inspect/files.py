@@ -9,6 +9,7 @@ import dataclasses
 import json
 import math
 import struct
+import tokenize
 import zipfile
 import zlib
 from abc import ABC, abstractmethod
@@ -22,8 +23,12 @@ import numpy.typing as npt
 from thinwire.errors import ConfigError, DataError
 
 SUFFIXES: Final = (".npz", ".safetensors")
-_BROKEN: Final = (OSError, ValueError, EOFError, KeyError, RuntimeError, MemoryError, zipfile.BadZipFile, zlib.error)
-"""What zipfile and NumPy raise on damaged files; RuntimeError also stands for encrypted ones."""
+_BROKEN: Final = (
+    OSError, ValueError, EOFError, LookupError, RuntimeError, MemoryError, TypeError, ArithmeticError,
+    zipfile.BadZipFile, zlib.error, SyntaxError, tokenize.TokenError,
+)  # fmt: skip
+"""What zipfile and NumPy raise on damaged files: RuntimeError for encrypted ones, the last two for headers, which are literals of
+Python."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -31,6 +36,9 @@ class _Entry:
     shape: tuple[int, ...]
     dtype: str
     is_float: bool
+
+
+_SHOWN: Final = 200
 
 
 class TensorFile(ABC):
@@ -98,7 +106,8 @@ class Npz(TensorFile):
             raise self._unreadable(error) from None
 
     def _unreadable(self, error: BaseException) -> DataError:
-        return DataError(f"{self.path} cannot be read as .npz: {error or type(error).__name__}")
+        # A damaged header is part of some messages, whole.
+        return DataError(f"{self.path} cannot be read as .npz: {str(error)[:_SHOWN] or type(error).__name__}")
 
 
 def _npy_header(file: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:

@@ -50,6 +50,9 @@ def _panel(axis: Any, panel: Panel) -> None:
     plain = Levels(unit=next(iter(UNITS)), block=block_of(made), positions=np.empty(0))
     found = plain if panel.codec == "none" else levels(made, values)
     scaled = in_units(values, found.block, found.unit)
+    if not scaled.size:
+        axis.set_title(f"{panel.layer}\nall blocks constant", fontsize=10)
+        return
     axis.hist(scaled, bins=min(_MOST_BINS, 20 + math.isqrt(scaled.size)), color="tab:blue", log=True)
     many = len(found.positions) > _MOST_LINES
     for position in found.positions:

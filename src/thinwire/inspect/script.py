@@ -66,7 +66,9 @@ def run(path: Path, arguments: Sequence[str], recorder: Recorder) -> None:
         # Once all is recorded, errors are of the ending: another rank has ended too, or the script caught Enough.
         if not recorder.enough:
             _show(error)
-            raise ScriptFailed(f"{path} failed: {type(error).__name__}; its traceback is above", 1) from None
+            # With the message, so that ranks with other errors have other last lines.
+            what = f"{type(error).__name__}: {error}".partition("\n")[0]
+            raise ScriptFailed(f"{path} failed, its traceback is above: {what}", 1) from None
     finally:
         sys.argv, sys.path[:] = before[0], before[1]
         if before[2] is not None:
