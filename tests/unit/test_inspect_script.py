@@ -139,7 +139,7 @@ def test_a_script_that_does_not_end_is_ended(tmp_path, body):
 @pytest.mark.parametrize(
     ("body", "code", "words"),
     [
-        ("def f():\n    raise KeyError('mine')\nf()\n", 1, ['train.py", line', "KeyError: 'mine'", "failed: KeyError", "0 of 3"]),
+        ("def f():\n    raise KeyError('mine')\nf()\n", 1, ["in f\n", "KeyError: 'mine'", "failed, its", "0 of 3"]),
         ("def (:\n", 1, ["SyntaxError", "train.py"]),
         ("sys.exit(7)\n", 7, ["ended with exit code 7"]),
         ("sys.exit('no data')\n", 1, ["no data", "exit code 1"]),

@@ -26,7 +26,7 @@ COLUMNS: Final = {
     "absmax": "absmax",
     "rms": "RMS",
     "kurtosis": "kurt.",
-    "block_kurtosis": "kurt. in 64",
+    "block_kurtosis": "in 64",
     "zeros": "zeros",
     "nonfinite": "not finite",
     "correlation": "corr.",
