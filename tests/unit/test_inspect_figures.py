@@ -108,7 +108,8 @@ def test_errors_are_those_of_the_librarys_own_rows(made):
             out[span] = np.asarray(made.decode(made.encode(x[None, span]), span.stop - span.start))[0]
     assert found.nmse == pytest.approx(nmse(np.stack(tensors), np.stack(back)), rel=1e-6, abs=1e-30)
     mean = np.stack(tensors).astype(np.float64).mean(axis=0)
-    if "sign" not in made.name and "sr" not in made.name:
+    # The oracle has one seed for everything, which is right where there is no noise.
+    if np.array_equal(made.encode(gaussian(1, n), seed=0), made.encode(gaussian(1, n), seed=1)):
         expected = nmse(mean, all_reduced(tensors, made, "mean"))
         assert found.mean_nmse == pytest.approx(expected, rel=1e-4, abs=1e-14)
     assert found.bits_per_element == made.bits_per_element(1 << 19)

@@ -28,7 +28,7 @@ KEYS = {
 
 def thinwire(*arguments: object, folder=None, code: str | None = None) -> subprocess.CompletedProcess[str]:
     start = ["-m", "thinwire"] if code is None else ["-c", code]
-    environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE")} | {"COLUMNS": "120"}
+    environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE")} | {"COLUMNS": "140"}
     command = [sys.executable, "-W", "error", *start, *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment, cwd=folder)
 
@@ -153,21 +153,28 @@ def test_the_first_difference_between_ranks_is_named(npz):
 def test_two_ranks_end_to_end(npz, tmp_path):
     w, v = gaussian(2, 4096).reshape(2, 64, 64), gaussian(2, 64, 1)
     v[0, :16], v[0, 20] = 0, np.nan
-    paths = [npz(f"rank{rank}.npz", weight=w[rank], bias=v[rank], step=np.array(7)) for rank in range(2)]
+    paths = [
+        npz(f"rank{rank}.npz", **{"blocks.0.norm_1.weight": w[rank], "bias": v[rank]}, step=np.array(7)) for rank in range(2)
+    ]
     done = thinwire("inspect", *paths, "--json", tmp_path / "out.json")
     assert (done.returncode, done.stderr) == (0, "")
-    assert max(map(len, done.stdout.splitlines())) <= 140
     assert "left out, not floats or without elements: step int64[]" in done.stdout
-    assert "not finite" in done.stdout
+    assert "NaN, Inf" in done.stdout
     rows = {row["layer"]: row for row in json.loads((tmp_path / "out.json").read_text())["rows"]}
-    assert list(rows) == ["weight", "bias", "total"]
+    assert list(rows) == ["blocks.0.norm_1.weight", "bias", "total"]
     assert all(set(row) == KEYS for row in rows.values())
-    weight, bias = rows["weight"], rows["bias"]
+    weight, bias = rows["blocks.0.norm_1.weight"], rows["bias"]
     assert (weight["codec"], weight["ranks"], weight["steps"], weight["shape"]) == ("int4", 2, 1, [64, 64])
     assert 0.006 < weight["nmse"] < 0.009 < weight["mean_nmse"] < 0.014
     assert set(weight["codecs"]) == set(default_codecs())
     assert weight["codecs"]["int4"]["nmse"] == weight["nmse"]
     assert (bias["codec"], bias["bits_per_element"], bias["zeros"], bias["nonfinite"]) == ("none", 32, 0.125, 1 / 128)
+
+
+def test_tables_fit_120_characters(npz):
+    done = thinwire("inspect", *[npz(**{"blocks.10.norm_1.weight": gaussian(3000, 1000) * np.float32(1e-9)})] * 2)
+    assert "NaN" not in done.stdout
+    assert max(map(len, done.stdout.splitlines()[1:])) <= 120
 
 
 def test_options_change_the_answer(npz, tmp_path):

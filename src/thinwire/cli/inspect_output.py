@@ -28,7 +28,7 @@ COLUMNS: Final = {
     "kurtosis": "kurt.",
     "block_kurtosis": "in 64",
     "zeros": "zeros",
-    "nonfinite": "not finite",
+    "nonfinite": "NaN, Inf",
     "correlation": "corr.",
     "codec": "codec",
     "bits_per_element": "bits",

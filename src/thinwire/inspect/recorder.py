@@ -57,8 +57,9 @@ class _Slot:
     def _hook(self, gradient: torch.Tensor) -> None:
         if not self._wanted():
             return
-        if gradient.layout != torch.strided or not gradient.is_floating_point():
-            self.unfit = f"{gradient.layout} {gradient.dtype}".replace("torch.", "")
+        if type(gradient) is not torch.Tensor or gradient.layout != torch.strided or not gradient.is_floating_point():
+            kind = "" if type(gradient) is torch.Tensor else f"{type(gradient).__name__} "
+            self.unfit = f"{kind}{gradient.layout} {gradient.dtype}".replace("torch.", "")
             return
         found = gradient.detach().to(device="cpu", dtype=torch.float32, copy=True)
         earlier = self.parameter.grad
