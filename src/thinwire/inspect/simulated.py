@@ -5,18 +5,16 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy.typing as npt
 import torch
 
 from thinwire.workloads.base import Batch, Workload
 
-WORKLOADS: Final = ("gpt", "mnist")
-
 
 def workload_of(name: str, data: Path | None) -> Workload:
-    """The workload of a name in ``WORKLOADS``. Raises DataError if its data cannot be read."""
+    """``gpt`` or ``mnist``. Raises DataError if its data cannot be read."""
     if name == "gpt":
         from thinwire.workloads.gpt import GptWorkload
 
