@@ -31,6 +31,7 @@ LAYERS = [
     "integrations",
     "lab",
     "workloads",
+    "inspect",
     "bench",
     "report",
     "cli",
