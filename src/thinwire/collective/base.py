@@ -41,7 +41,8 @@ class Peers(Protocol):
     ) -> Pending:  # fmt: skip
         """Start sending bytes to one rank and receiving from another; None moves nothing.
 
-        ``measure``, which ``fixed_sizes`` rules out, finds in the first bytes of what arrives how many it has, ``receive`` at most.
+        ``measure``, which ``fixed_sizes`` rules out, finds in the first bytes of what arrives how many it has; at most those of
+        ``receive``.
         Every rank calls this equally often; what was started first is waited for first. Both buffers belong to the exchange
         until it was waited for.
         """
