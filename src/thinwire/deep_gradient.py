@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, final
 
 import torch
@@ -87,7 +87,7 @@ class Momenta:
     It stands where :class:`~thinwire.feedback.Residuals` do, and is committed as a whole like those.
     """
 
-    def __init__(self, rule: DeepGradient, sizes: dict[str, int], codec: Codec, ranks: int) -> None:
+    def __init__(self, rule: DeepGradient, sizes: Mapping[str, int], codec: Codec, ranks: int) -> None:
         """Raises ConfigError for a codec that is not sparse."""
         self.rule, self.step = rule, 0
         self._codec, self._ranks = require_sparse(codec), ranks

@@ -16,7 +16,7 @@ from thinwire.codec.base import Codec
 from thinwire.codec.cast import Raw
 from thinwire.collective import shard
 from thinwire.collective.all_gather_sum import AllGatherSum
-from thinwire.collective.transport import Transport
+from thinwire.collective.base import Peers
 from thinwire.collective.two_shot import Op, TwoShot
 from thinwire.metrics import Recorder
 
@@ -24,7 +24,7 @@ from thinwire.metrics import Recorder
 class Reducer:
     """Reduces flat, contiguous fp32 CPU tensors with one codec over one group; not for use from two threads at once."""
 
-    def __init__(self, transport: Transport, codec: Codec, recorder: Recorder | None = None) -> None:
+    def __init__(self, transport: Peers, codec: Codec, recorder: Recorder | None = None) -> None:
         self.transport, self.codec = transport, codec
         self.recorder = recorder or Recorder()
         self._collective = TwoShot(transport, codec, self.recorder)
@@ -51,7 +51,7 @@ class Reducer:
         ranks, link = self.transport.size, self.transport.link
         if size is None:
             ranks, size = (1, n) if self.codec.sums == "all_gather" else (ranks, shard.even_size(n, ranks))
-        bits = self.codec.bits_per_element(shard.SEGMENT)
+        bits = self.codec.expected_bits(shard.SEGMENT)
         return shard.paced(n, ranks, size, bits, link.rate, link.round_trip)
 
     def all_reduce_uncompressed(self, x: torch.Tensor, op: Op = "mean") -> None:

@@ -17,6 +17,12 @@ GAUSSIAN_TARGETS = {
     "int4": 0.0076,
     "int3": 0.032,
     "int2": 0.14,
+    "int4;search=true": 0.00695,
+    "int3;search=true": 0.0272,
+    "int2;search=true": 0.1125,
+    "int2;search=true;block=64": 0.127,
+    "int4;rounding=stochastic": 0.0215,
+    "int8;rounding=stochastic": 8.6e-5,
 }
 
 
@@ -41,6 +47,27 @@ def test_student_t(seed):
 @pytest.mark.parametrize(("name", "bits"), [("int8", 8.2), ("int4", 4.3), ("int3", 3.3), ("int2", 2.3)])
 def test_bits(name, bits):
     assert tw.codec(name).bits_per_element(100_000) <= bits
+
+
+@pytest.mark.parametrize(("step", "bits", "limit"), [(0.259, 4, 0.0056), (1.08, 2, 0.0901), (2.42, 1, 0.349)])
+def test_uniform_steps_reach_the_entropy_coded_limit(step, bits, limit, seed):
+    """Error of the entropy-coded uniform quantizer at 4, 2 and 1 bits, with scales, tables and headers in 0.05 bit more."""
+    codec = tw.codec(f"entropy(grid;step={step})")
+    x = np.random.default_rng(seed).standard_normal((1, N), dtype=np.float32)
+    wire = codec.encode(x)
+    assert codec.measured_bits(wire, N) <= bits + 0.05
+    assert nmse(x, codec.decode(wire, N)) <= limit
+
+
+@pytest.mark.parametrize("draw", ["laplace", "student"])
+def test_heavy_tails_take_fewer_bits_at_no_more_error(draw, seed):
+    generator = np.random.default_rng(seed)
+    x = generator.laplace(size=(1, N // 4)) if draw == "laplace" else generator.standard_t(3, (1, N // 4))
+    x = x.astype(np.float32)
+    codec = tw.codec("entropy(grid;step=1.08)")
+    wire = codec.encode(x)
+    assert codec.measured_bits(wire, N // 4) <= 1.96
+    assert nmse(x, codec.decode(wire, N // 4)) <= 0.0901
 
 
 @pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 7, 8, 16])

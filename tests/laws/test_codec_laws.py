@@ -11,6 +11,7 @@ from hypothesis.extra import numpy as hnp
 
 from samples import IDS, SIZES, VARIANTS, awkward, gaussian, with_nonfinite
 from thinwire.codec import Codec, from_spec
+from thinwire.codec.base import Wrapper
 from thinwire.kernels import ops
 from thinwire.kernels.threads import set_num_threads
 
@@ -75,6 +76,9 @@ def test_size_of_a_row_depends_on_n_only_and_padding_is_zero(codec):
         assert wire.dtype == np.uint8
         assert codec.wire_bytes(n) % 16 == 0
         assert not wire[:, codec._payload_bytes(n) :].any()
+        for row in wire:
+            assert codec.least_bytes(n) <= codec.message_bytes(row) <= codec.wire_bytes(n)
+            assert not row[codec.message_bytes(row) :].any()
     assert codec.wire_bytes(0) == 0
     assert codec.bits_per_element(0) == 0.0
     assert codec.bits_per_element(1 << 20) == 8 * codec.wire_bytes(1 << 20) / (1 << 20)
@@ -85,7 +89,8 @@ def test_rows_are_independent_messages(codec):
     x = awkward(4, 1500)
     together = codec.encode(x)
     for row in range(4):
-        np.testing.assert_array_equal(codec.encode(x[row : row + 1])[0], together[row])
+        if row == 0 or "stochastic" not in codec.spec():  # there, every row has noise of its own
+            np.testing.assert_array_equal(codec.encode(x[row : row + 1])[0], together[row])
         np.testing.assert_array_equal(codec.decode(together[row : row + 1], 1500), codec.decode(together, 1500)[row : row + 1])
 
 
@@ -113,6 +118,12 @@ def test_add_accumulates_and_out_is_filled_whole(codec):
     np.testing.assert_array_equal(dirty, wire)
 
 
+def spoiled(codec: Codec, n: int) -> int:
+    """Elements of the aligned block that a NaN makes NaN."""
+    own = {"none": 1, "bf16": 1, "fp16": 1024}.get(codec.name) or getattr(codec, "block", getattr(codec, "chunk", 1)) or n
+    return max(own, spoiled(codec.inner, n)) if isinstance(codec, Wrapper) else own
+
+
 @every_codec
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_a_nonfinite_number_spoils_its_own_block_and_no_other(codec, value):
@@ -122,14 +133,9 @@ def test_a_nonfinite_number_spoils_its_own_block_and_no_other(codec, value):
     bad = x.copy()
     bad[0, 5000] = value
     decoded = codec.decode(codec.encode(bad), n)
-    width = getattr(codec, "block", getattr(codec, "chunk", None))
+    width = spoiled(codec, n)
     if codec.name in ("none", "bf16"):
-        width = 1
         np.testing.assert_array_equal(decoded[0, 5000], np.float32(value))
-    elif codec.name == "fp16":
-        width = 1024
-    elif width is None:
-        width = n
     block = slice(5000 // width * width, (5000 // width + 1) * width)
     if codec.name not in ("none", "bf16"):
         assert np.isnan(decoded[0, block]).all()

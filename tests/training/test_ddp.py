@@ -65,8 +65,8 @@ def _gradients(rank: int, ranks: int, name: str, bucket_mb: float) -> list[str]:
     codec = tw.codec(name)
     handle = tw.compress(model, codec)
     buckets: list[tuple[str, ...]] = []
-    inner = handle._reduce_compressed
-    handle._reduce_compressed = lambda payload, layout: (buckets.append(layout.names), inner(payload, layout))
+    inner = handle._reduction.mean
+    handle._reduction.mean = lambda payload, layout: (buckets.append(layout.names), inner(payload, layout))
     grads = dict(model.module.named_parameters())
     large = [n for n, p in grads.items() if p.dim() > 1 and p.numel() >= 256]
     for step in range(4):

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from thinwire import cost
-from thinwire.collective.transport import Link
+from thinwire.collective.base import Link
 from thinwire.training.payoff import SKIPPED, WATCHED, Payoff
 
 GIGABIT = cost.Network(rate=1.25e8, round_trip=0.0, wake=0.0)

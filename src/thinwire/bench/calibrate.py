@@ -11,7 +11,8 @@ from typing import Final
 import torch
 
 from thinwire.codec.base import Codec
-from thinwire.collective.transport import Pending, Transport
+from thinwire.collective.base import Pending
+from thinwire.collective.transport import Transport
 from thinwire.cost import Machine, Network, wire_bytes
 
 _MESSAGE: Final = 1 << 19

@@ -7,7 +7,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from rich.console import Console
 from rich.table import Table
@@ -23,20 +23,27 @@ def console(stderr: bool = False) -> Console:
     return made if made.is_terminal else Console(highlight=False, width=140, stderr=stderr)
 
 
-def print_table(rows: Sequence[Row], columns: Mapping[str, str], title: str | None = None) -> None:
-    """A table with one line a row; ``columns`` maps keys to headings. Missing values show as a dash."""
+def print_table(
+    rows: Sequence[Row], columns: Mapping[str, str], title: str | None = None, formats: Mapping[str, str] | None = None
+) -> None:
+    """A table with one line a row; ``columns`` maps keys to headings, ``formats`` some keys to a format of their numbers.
+
+    Missing values show as a dash.
+    """
     table = Table(title=title, title_justify="left")
     for key, heading in columns.items():
         numbers = all(isinstance(row.get(key), int | float | None) for row in rows)
         table.add_column(heading, justify="right" if numbers else "left", overflow="fold")
     for row in rows:
-        table.add_row(*(_text(row.get(key)) for key in columns))
+        table.add_row(*(_text(row.get(key), (formats or {}).get(key)) for key in columns))
     console().print(table)
 
 
-def _text(value: Any) -> str:
+def _text(value: Any, form: str | None = None) -> str:
     if value is None:
         return "-"
+    if form is not None:
+        return format(value, form)
     if isinstance(value, bool):
         return "yes" if value else "NO"
     if isinstance(value, int) or (isinstance(value, float) and abs(value) >= 10_000):
@@ -61,12 +68,15 @@ def write_json(path: Path | None, rows: Sequence[Row]) -> None:
     """
     if path is None:
         return
-    finite = [{key: _finite(value) for key, value in row.items()} for row in rows]
     try:
-        path.write_text(json.dumps({"rows": finite}, indent=1, allow_nan=False) + "\n")
+        path.write_text(json.dumps({"rows": _finite(rows)}, indent=1, allow_nan=False) + "\n")
     except OSError as error:
         raise ConfigError(f"--json {path} cannot be written: {error.strerror}") from None
 
 
 def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _finite(one) for key, one in cast(Row, value).items()}
+    if isinstance(value, list | tuple):
+        return [_finite(one) for one in cast(Sequence[Any], value)]
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -41,8 +41,6 @@ class TopK(Codec):
     chunk: int
     bits: int
     source: ClassVar[str] = "Aji and Heafield 2017, arXiv:1704.05021; positions: Elias 1974, Fano 1971"
-    sums: ClassVar[Literal["two_shot", "all_gather"]] = "all_gather"
-    feedback_default: ClassVar[bool] = True
     named: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
@@ -54,6 +52,14 @@ class TopK(Codec):
     @property
     def name(self) -> str:
         return "topk"
+
+    @property
+    def sums(self) -> Literal["two_shot", "all_gather"]:
+        return "all_gather"
+
+    @property
+    def feedback_default(self) -> bool:
+        return True
 
     def _payload_bytes(self, n: int) -> int:
         return row_bytes(n, self.k, self.chunk, self.bits)

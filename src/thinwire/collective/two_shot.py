@@ -6,6 +6,9 @@
 The expected error is D/(1 + (N-1) rho) + D for one quantization's D, where a ring that requantizes at each hop has
 D (N+1)/2 (docs/numerics.md). Shards travel in segments: while one is on the wire, the next is encoded and the last decoded.
 In round t of a segment, rank r sends to r+t and receives from r-t: both directions are busy and nobody is sent to twice.
+
+Rows of a codec whose size depends on the numbers travel at the size that they state themselves. An all-to-all, which is what NCCL
+has, needs sizes that both sides know: there they travel padded to the codec's capacity, so that such a codec saves nothing.
 """
 
 from __future__ import annotations
@@ -17,9 +20,10 @@ from typing import Literal
 import torch
 
 from thinwire.codec.base import Codec
+from thinwire.collective.base import Peers, Pending
 from thinwire.collective.buffers import Buffers
 from thinwire.collective.shard import Shards
-from thinwire.collective.transport import Pending, Transport
+from thinwire.kernels.rng import mixed
 from thinwire.metrics import Recorder
 
 Op = Literal["mean", "sum"]
@@ -31,11 +35,13 @@ class TwoShot:
     Buffers are kept between calls; one thread uses an instance at a time, and all ranks call in the same order.
     """
 
-    def __init__(self, transport: Transport, codec: Codec, recorder: Recorder) -> None:
+    def __init__(self, transport: Peers, codec: Codec, recorder: Recorder) -> None:
         self.transport, self.codec, self.recorder = transport, codec, recorder
         self._flight: deque[tuple[int | None, Pending, Callable[[], None]]] = deque()
         self._in_flight = 3
         self.buffers = Buffers()
+        self.messages = 0
+        """Rows encoded so far: with the rank, the seed of the noise of the next one."""
 
     def all_reduce(self, x: torch.Tensor, shards: Shards, op: Op, error: torch.Tensor | None = None) -> None:
         """Sum or mean of ``x`` over the ranks, in place. ``error`` receives what this rank must add to its next tensor."""
@@ -106,7 +112,9 @@ class TwoShot:
             return None
         wire = self.buffers.borrow(self.codec.wire_bytes(x.numel()))
         with self.recorder.timed("encode_seconds"):
-            self.codec.encode(x[None], out=wire[None], error=None if error is None else error[None])
+            seed = mixed(self.transport.rank, self.messages)
+            self.codec.encode(x[None], out=wire[None], error=None if error is None else error[None], seed=seed)
+        self.messages += 1
         return wire
 
     def _decode(self, wire: torch.Tensor, out: torch.Tensor, add: bool) -> None:
@@ -120,17 +128,19 @@ class TwoShot:
         """Start one exchange; what arrives is for ``span`` of ``target``, and part of the sum of segment ``summand``."""
         count = span.stop - span.start
         receive = self.buffers.borrow(self.codec.wire_bytes(count)) if count else None
+        varies = self.codec.variable and not self.transport.fixed_sizes
+        part = send if send is None or not varies else send[: self.codec.message_bytes(send)]
 
         def finish() -> None:
             if receive is not None:
+                self.recorder.add(bytes_received=self.codec.message_bytes(receive) if varies else receive.numel())
                 self._decode(receive, target[span], add)
                 self.buffers.give_back(receive)
             if send is not None and not shared:
                 self.buffers.give_back(send)
 
-        pending = self.transport.exchange(send, to, receive, source)
-        sent, received = 0 if send is None else send.numel(), 0 if receive is None else receive.numel()
-        self.recorder.add(bytes_sent=sent, bytes_received=received)
+        pending = self.transport.exchange(part, to, receive, source, self.codec.stated_bytes if varies else None)
+        self.recorder.add(bytes_sent=0 if part is None else part.numel())
         self._flight.append((summand, pending, finish))
         while len(self._flight) > self._in_flight:
             self._finish_one()

@@ -21,6 +21,7 @@ from thinwire.kernels.simd_int import (
     largest_key_128,
     largest_keys_16x32,
     log_scales_16,
+    log_scales_up_16,
     quantize_16x32,
     quantize_32,
     quantize_128,
@@ -29,10 +30,11 @@ from thinwire.kernels.simd_int import (
 _NONFINITE = np.uint32(layout.NONFINITE_KEY)
 _TINY = np.float32(2.0**-126)
 _THRESHOLDS = layout.LOG_THRESHOLDS
+_UP = layout.LOG_UP
 
 
 @inline
-def _largest_key(patterns: Any, at: int, end: int) -> Any:
+def largest_key(patterns: Any, at: int, end: int) -> Any:
     """The largest magnitude key (fp32 bits rotated left by one: the sign goes last) of elements [at, end)."""
     best = np.uint32(0)
     while at + 128 <= end:
@@ -47,8 +49,20 @@ def _largest_key(patterns: Any, at: int, end: int) -> Any:
 
 
 @inline
-def bf16_scales(keys: Any, bits: int, stored: Any, scales: Any) -> None:
-    """bf16 bits and values of the scales of blocks, by their largest keys."""
+def largest_keys(patterns: Any, size: int, block: int, keys: Any) -> None:
+    """The largest key of every block of a tile of ``size`` elements."""
+    done = 0
+    if block == 32:
+        while 32 * (done + 16) <= size:
+            largest_keys_16x32(patterns, 32 * done, keys, done)
+            done += 16
+    for i in range(done, keys.size):
+        keys[i] = largest_key(patterns, i * block, min((i + 1) * block, size))
+
+
+@inline
+def bf16_scales(keys: Any, bits: int, stored: Any, scales: Any, up: bool) -> None:
+    """bf16 scales of blocks from their largest keys, rounded to nearest or ``up``."""
     magnitude = (keys >> np.uint32(1)).view(np.float32)
     shrink = np.float32(2.0 ** (1 - bits))
     limit = np.uint32(BF16_MAX - ((bits - 1) << 7))
@@ -56,8 +70,8 @@ def bf16_scales(keys: Any, bits: int, stored: Any, scales: Any) -> None:
     wide = scales.view(np.uint32)
     for i in range(keys.size):
         pattern = small[i]
-        code = (pattern + np.uint32(0x7FFF) + ((pattern >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
-        code = min(code, limit)
+        half = np.uint32(0xFFFF) if up else np.uint32(0x7FFF) + ((pattern >> np.uint32(16)) & np.uint32(1))
+        code = min((pattern + half) >> np.uint32(16), limit)
         sign = np.uint32(0x8000) ^ ((keys[i] & np.uint32(1)) << np.uint32(15))
         code = np.uint32(0) if code < np.uint32(BF16_MIN_NORMAL) else code | sign
         code = code if keys[i] < _NONFINITE else np.uint32(BF16_NAN)
@@ -66,8 +80,8 @@ def bf16_scales(keys: Any, bits: int, stored: Any, scales: Any) -> None:
 
 
 @inline
-def _log_scales(keys: Any, first: int, last: int, table: Any, shrink: Any, stored: Any, scales: Any) -> Any:
-    """Blocks [first, last) of one group: a byte a block to ``stored``; returns the group's bf16 maximum."""
+def log_scales(keys: Any, first: int, last: int, table: Any, shrink: Any, stored: Any, scales: Any, up: bool) -> Any:
+    """Blocks [first, last) of one group: a byte a block to ``stored``, nearest or ``up``; returns the group's bf16 maximum."""
     top = np.uint32(0)
     for i in range(first, last):
         top = max(top, (keys[i] if keys[i] < _NONFINITE else np.uint32(0)) >> np.uint32(1))
@@ -77,7 +91,10 @@ def _log_scales(keys: Any, first: int, last: int, table: Any, shrink: Any, store
     wide[first] = group << np.uint32(16)
     maximum = scales[first]
     while first + 16 <= last:
-        log_scales_16(keys, first, maximum, shrink, stored, scales)
+        if up:
+            log_scales_up_16(keys, first, maximum, shrink, stored, scales)
+        else:
+            log_scales_16(keys, first, maximum, shrink, stored, scales)
         first += 16
     for i in range(first, last):
         wide[i] = (keys[i] if keys[i] < _NONFINITE else np.uint32(0)) >> np.uint32(1)
@@ -87,7 +104,7 @@ def _log_scales(keys: Any, first: int, last: int, table: Any, shrink: Any, store
         mantissa = wide[i] & np.uint32(0x7FFFFF)
         steps = np.int32(0)
         for j in range(8):
-            steps += np.int32(mantissa >= _THRESHOLDS[j])
+            steps += np.int32(mantissa >= (_UP[j] if up else _THRESHOLDS[j]))
         steps += np.int32(8) * (np.int32(wide[i] >> np.uint32(23)) - np.int32(127))
         k = min(max(-steps, np.int32(0)), np.int32(layout.LOG_LAST))
         k |= np.int32(0) if keys[i] & np.uint32(1) else np.int32(LOG_SIGN)
@@ -107,7 +124,7 @@ def _all_finite(keys: Any, first: int) -> bool:
 
 
 @inline
-def _quantize(tile: Any, at: int, end: int, scale: Any, half: Any, codes: Any) -> None:
+def quantize(tile: Any, at: int, end: int, scale: Any, half: Any, codes: Any) -> None:
     if not abs(scale) >= _TINY:
         for i in range(at, end):
             codes[i] = np.uint8(half)
@@ -125,7 +142,7 @@ def _quantize(tile: Any, at: int, end: int, scale: Any, half: Any, codes: Any) -
 
 
 @inline
-def _dequantize(codes: Any, at: int, end: int, scale: Any, half: Any, out: Any) -> None:
+def dequantize(codes: Any, at: int, end: int, scale: Any, half: Any, out: Any) -> None:
     while at + 128 <= end:
         dequantize_128(codes, at, scale, half, out, at)
         at += 128
@@ -172,21 +189,14 @@ def int_encode(
         count = (end + block - 1) // block - first
         keys = keys_buffer[:count]
         scales = scales_buffer[:count]
-        patterns = tile.view(np.uint32)
-        done = 0
-        if block == 32:
-            while 32 * (done + 16) <= end - at:
-                largest_keys_16x32(patterns, 32 * done, keys, done)
-                done += 16
-        for i in range(done, count):
-            keys[i] = _largest_key(patterns, i * block, min((i + 1) * block, end - at))
+        largest_keys(tile.view(np.uint32), end - at, block, keys)
         if log_scale:
             stored = wire[head + first : head + first + count]
             for g in range(0, count, GROUP // block):
                 last = min(g + GROUP // block, count)
-                groups[(at + g * block) // GROUP] = _log_scales(keys, g, last, table, np.int32(bits - 1), stored, scales)
+                groups[(at + g * block) // GROUP] = log_scales(keys, g, last, table, np.int32(bits - 1), stored, scales, False)
         else:
-            bf16_scales(keys, bits, wire[2 * first : 2 * (first + count)].view(np.uint16), scales)
+            bf16_scales(keys, bits, wire[2 * first : 2 * (first + count)].view(np.uint16), scales, False)
         codes = packed[at:end] if bits == 8 else buffer[: end - at]
         done = 0
         if block == 32:
@@ -194,12 +204,12 @@ def int_encode(
                 quantize_16x32(tile, 32 * done, scales, done, half, codes)
                 done += 16
         for i in range(done, count):
-            _quantize(tile, i * block, min((i + 1) * block, end - at), scales[i], half, codes)
+            quantize(tile, i * block, min((i + 1) * block, end - at), scales[i], half, codes)
         if bits != 8:
             pack_tile(buffer, end - at, bits, packed, at, n)
         if error.size:
             for i in range(count):
-                _dequantize(codes, i * block, min((i + 1) * block, end - at), scales[i], half, values)
+                dequantize(codes, i * block, min((i + 1) * block, end - at), scales[i], half, values)
             lost(tile, values, error, at)
 
 
@@ -247,4 +257,4 @@ def int_decode(wire: Any, out: Any, start: int, stop: int, bits: int, block: int
                 _accumulate(codes, i * block, min((i + 1) * block, end - at), scales[i], half, target)
         else:
             for i in range(count):
-                _dequantize(codes, i * block, min((i + 1) * block, end - at), scales[i], half, target)
+                dequantize(codes, i * block, min((i + 1) * block, end - at), scales[i], half, target)

@@ -273,7 +273,7 @@ def topk_encode(x: Any, kind: int, wire: Any, start: int, stop: int, k: int, chu
                 error[at : at + m] = np.float32(np.nan)
             continue
         key[0] = _extreme(patterns, places, count)
-        bf16_scales(key, bits, stored, scales)
+        bf16_scales(key, bits, stored, scales, False)
         wire[first] = np.uint8(stored[0] & np.uint16(0xFF))
         wire[first + 1] = np.uint8(stored[0] >> np.uint16(8))
         _write_places(places, count, low, wire[marks_at:lower_at], wire[lower_at:codes_at])

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from thinwire.errors import unknown_name
-from thinwire.kernels import layout, reference
+from thinwire.kernels import layout, reference, reference_int_modes, rng
 from thinwire.kernels.threads import in_pieces
 
 F32 = npt.NDArray[np.float32]
@@ -80,6 +80,39 @@ def int_encode(rows: Rows, wire: U8, bits: int, block: int, log_scale: bool, err
     encode_rows(rows, wire, error, max(layout.TILE, block), piece)
 
 
+def int_encode_stochastic(
+    rows: Rows, wire: U8, bits: int, block: int, log_scale: bool, error: F32 | None, seed: int
+) -> None:  # fmt: skip
+    """See :func:`thinwire.kernels.reference_int_modes.int_encode_stochastic`."""
+    if _backend == "reference":
+        reference_int_modes.int_encode_stochastic(rows.as_float32(), wire, bits, block, log_scale, error, seed)
+        return
+    for i, row in enumerate(rows.data):
+        one, lost = Rows(row[None], rows.kind), None if error is None else error[i : i + 1]
+        _int_encode_modes(one, wire[i : i + 1], bits, block, log_scale, lost, True, rng.keys(seed, i))
+
+
+def int_encode_search(rows: Rows, wire: U8, bits: int, block: int, log_scale: bool, error: F32 | None) -> None:
+    """See :func:`thinwire.kernels.reference_int_modes.int_encode_search`."""
+    if _backend == "reference":
+        reference_int_modes.int_encode_search(rows.as_float32(), wire, bits, block, log_scale, error)
+        return
+    _int_encode_modes(rows, wire, bits, block, log_scale, error, False, (0, 0))
+
+
+def _int_encode_modes(
+    rows: Rows, wire: U8, bits: int, block: int, log_scale: bool, error: F32 | None, stochastic: bool, keys: tuple[int, int]
+) -> None:  # fmt: skip
+    from thinwire.kernels.cpu_int_modes import int_encode_modes as kernel
+
+    n, kind, table = rows.data.shape[1], rows.kind, layout.log_table(bits)
+
+    def piece(x: U8, w: U8, e: F32, a: int, b: int) -> None:
+        kernel(x, kind, w, n, a, b, bits, block, log_scale, table, e, stochastic, *keys)
+
+    encode_rows(rows, wire, error, max(layout.TILE, block), piece)
+
+
 def int_decode(wire: U8, out: F32, bits: int, block: int, log_scale: bool, add: bool) -> None:
     """See :func:`thinwire.kernels.reference.int_decode`."""
     if _backend == "reference":
@@ -105,7 +138,7 @@ def minmax_encode(rows: Rows, wire: U8, bits: int, block: int, error: F32 | None
     n, kind = rows.data.shape[1], rows.kind
     if block > layout.TILE:
         for i, row in enumerate(rows.data):
-            _write_long_ranges(row.view(np.uint8), kind, wire[i], n, block)
+            wire[i, : 8 * -(-n // block)].view(np.float32).reshape(-1, 2)[...] = long_ranges(row.view(np.uint8), kind, n, block)
 
     def piece(x: U8, w: U8, e: F32, a: int, b: int) -> None:
         kernel(x, kind, w, n, a, b, bits, block, e)
@@ -113,11 +146,10 @@ def minmax_encode(rows: Rows, wire: U8, bits: int, block: int, error: F32 | None
     encode_rows(rows, wire, error, layout.TILE, piece)
 
 
-def _write_long_ranges(x: U8, kind: int, wire: U8, n: int, block: int) -> None:
-    """Bounds of the blocks that are longer than a tile, to the front of the row."""
-    bounds = wire[: 8 * -(-n // block)].view(np.float32).reshape(-1, 2)
-    for i, start in enumerate(range(0, n, block)):
-        bounds[i] = _long_range(x, kind, start, min(start + block, n))
+def long_ranges(x: U8, kind: int, n: int, block: int) -> F32:
+    """Smallest and largest of the blocks of a row that are longer than a tile: (blocks, 2); NaN twice if one is not finite."""
+    found = [_long_range(x, kind, start, min(start + block, n)) for start in range(0, n, block)]
+    return np.array(found, dtype=np.float32)
 
 
 def _long_range(x: U8, kind: int, start: int, stop: int) -> tuple[Any, Any]:

@@ -45,7 +45,7 @@ def f16_values(bits: U16) -> F32:
         return bits.view(np.float16).astype(np.float32)
 
 
-def _blocks(x: npt.NDArray[Any], block: int) -> npt.NDArray[Any]:
+def blocks_of(x: npt.NDArray[Any], block: int) -> npt.NDArray[Any]:
     """(r, n) -> (r, blocks, block), zero-padded."""
     rows, n = x.shape
     count = -(-n // block)
@@ -112,7 +112,7 @@ def _unpack_plane(plane: U8, n: int, width: int) -> U32:
 # --- shared by the decoders ----------------------------------------------------------------------------------------
 
 
-def _spread(values: npt.NDArray[Any], block: int, n: int) -> npt.NDArray[Any]:
+def spread(values: npt.NDArray[Any], block: int, n: int) -> npt.NDArray[Any]:
     """(r, blocks) -> (r, n), each number to all of its block; no array is longer than that, however long a block is."""
     return values[:, np.arange(n) // block]
 
@@ -137,54 +137,70 @@ def lost(x: F32, values: F32, error: F32 | None) -> None:
 
 def int_encode(x: F32, wire: U8, bits: int, block: int, log_scale: bool, error: F32 | None) -> None:
     """Blocks with one scale, ``s = extreme / -2**(bits-1)``: codes ``round(x/s) + 2**(bits-1)``, all of them used."""
-    rows, n = x.shape
-    blocks = _blocks(x, block)
-    patterns = blocks.view(np.uint32)
-    keys = ((patterns << np.uint32(1)) | (patterns >> np.uint32(31))).max(axis=2)
-    write = _write_log_scales if log_scale else _write_bf16_scales
+    n = x.shape[1]
+    blocks = blocks_of(x, block)
+    keys = keys_of(blocks)
+    write = write_log_scales if log_scale else write_bf16_scales
     scales, at = write(keys, wire, n, bits, block)
-    usable = np.isfinite(scales) & (scales != 0)
-    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        inverse = np.where(usable, np.float32(1) / scales, np.float32(0))
-        steps = np.where(usable[..., None], np.rint(blocks * inverse[..., None]), np.float32(0))
-    half = 1 << (bits - 1)
-    codes = np.clip(steps, -half, half - 1).astype(np.int32).reshape(rows, -1)[:, :n] + half
-    size = layout.code_bytes(n, bits)
-    wire[:, at : at + size] = pack(codes, bits)
+    write_codes(blocks, scales, wire, at, bits, n)
     if error is not None:
         values = np.empty_like(x)
         int_decode(wire, values, bits, block, log_scale, add=False)
         lost(x, values, error)
 
 
-def bf16_scales(keys: U32, bits: int) -> U16:
-    """The bf16 scale of each magnitude key (fp32 bits rotated left by one); the extreme's code is negative."""
+def keys_of(blocks: F32) -> U32:
+    """(r, blocks, block) -> (r, blocks): the largest magnitude key, fp32 bits rotated left by one."""
+    patterns = blocks.view(np.uint32)
+    return ((patterns << np.uint32(1)) | (patterns >> np.uint32(31))).max(axis=2)
+
+
+def write_codes(blocks: F32, scales: F32, wire: U8, at: int, bits: int, n: int, noise: F32 | None = None) -> None:
+    """Codes ``clip(round(x * (1/s) + noise))`` from byte ``at`` on; those of zero where a scale is zero or NaN."""
+    usable = np.isfinite(scales) & (scales != 0)
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        inverse = np.where(usable, np.float32(1) / scales, np.float32(0))
+        exact = blocks * inverse[..., None]
+        if noise is not None:
+            exact = exact + noise
+        steps = np.where(usable[..., None], np.rint(exact), np.float32(0))
+    half = 1 << (bits - 1)
+    codes = np.clip(steps, -half, half - 1).astype(np.int32).reshape(blocks.shape[0], -1)[:, :n] + half
+    wire[:, at : at + layout.code_bytes(n, bits)] = pack(codes, bits)
+
+
+def bf16_scales(keys: U32, bits: int, up: bool = False) -> U16:
+    """The bf16 scale of each magnitude key, rounded to nearest or ``up``; the extreme's code is negative."""
     magnitude = (keys >> np.uint32(1)).view(np.float32)
     finite = keys < layout.NONFINITE_KEY
     with np.errstate(invalid="ignore"):
-        stored = np.minimum(bf16_bits(magnitude * np.float32(2.0 ** (1 - bits))), layout.largest_scale(bits))
+        exact = magnitude * np.float32(2.0 ** (1 - bits))
+        rounded = ((exact.view(np.uint32) + np.uint32(0xFFFF)) >> np.uint32(16)).astype(np.uint16) if up else bf16_bits(exact)
+        stored = np.minimum(rounded, layout.largest_scale(bits))
     # A scale below the smallest normal number would have no finite inverse: such a block is sent as zeros.
     stored = np.where(stored < layout.BF16_MIN_NORMAL, 0, stored | np.where(keys & 1, 0, 0x8000))
     return np.where(finite, stored, layout.BF16_NAN).astype(np.uint16)
 
 
-def _write_bf16_scales(keys: U32, wire: U8, n: int, bits: int, block: int) -> tuple[F32, int]:
-    stored = bf16_scales(keys, bits)
+def write_bf16_scales(keys: U32, wire: U8, n: int, bits: int, block: int, up: bool = False) -> tuple[F32, int]:
+    """The scale of each block, as bf16 at the front of the row, rounded to nearest or ``up``; and where the codes start."""
+    stored = bf16_scales(keys, bits, up)
     size = layout.int_scale_bytes(n, block, log_scale=False)
     wire[:, :size] = stored.astype("<u2").view(np.uint8)
     return bf16_values(stored), size
 
 
-def _write_log_scales(keys: U32, wire: U8, n: int, bits: int, block: int) -> tuple[F32, int]:
+def write_log_scales(keys: U32, wire: U8, n: int, bits: int, block: int, up: bool = False) -> tuple[F32, int]:
+    """The same as log scales behind the maxima of the groups."""
     count = keys.shape[1]
     finite = keys < layout.NONFINITE_KEY
     magnitude = np.where(finite, keys >> np.uint32(1), 0).astype(np.uint32)
     per_group = layout.GROUP // block
-    top = _blocks(magnitude, per_group).max(axis=2)
+    top = blocks_of(magnitude, per_group).max(axis=2)
     groups = np.minimum((top.astype(np.uint32) + np.uint32(0xFFFF)) >> np.uint32(16), layout.BF16_MAX)
     groups = np.where(groups < layout.BF16_MIN_NORMAL, 0, groups).astype("<u2")
     maximum = np.repeat(bf16_values(groups.astype(np.uint16)), per_group, axis=1)[:, :count]
-    code = _log_code(magnitude.view(np.float32), maximum) | np.where(keys & 1, 0, layout.LOG_SIGN)
+    code = log_code(magnitude.view(np.float32), maximum, up) | np.where(keys & 1, 0, layout.LOG_SIGN)
     table = layout.log_table(bits)
     scales = maximum * table[code]
     zero = np.abs(scales) < np.float32(2.0**-126)
@@ -196,14 +212,14 @@ def _write_log_scales(keys: U32, wire: U8, n: int, bits: int, block: int) -> tup
     return maximum * table[code], size + count
 
 
-def _log_code(magnitude: F32, maximum: F32) -> npt.NDArray[np.int64]:
-    """The nearest of ``maximum * 2**(-k/8)``, k = 0..125, by comparing fp32 bits: no logarithm, the same everywhere."""
+def log_code(magnitude: F32, maximum: F32, up: bool = False) -> npt.NDArray[np.int64]:
+    """The nearest of ``maximum * 2**(-k/8)``, k = 0..125, or the next one ``up``, by comparing fp32 bits, without a logarithm."""
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = np.where(maximum > 0, magnitude / maximum, np.float32(0)).astype(np.float32)
     pattern = ratio.view(np.uint32)
     exponent = (pattern >> np.uint32(23)).astype(np.int64) - 127
     mantissa = pattern & np.uint32(0x7FFFFF)
-    steps = (mantissa[..., None] >= layout.LOG_THRESHOLDS).sum(axis=-1)
+    steps = (mantissa[..., None] >= (layout.LOG_UP if up else layout.LOG_THRESHOLDS)).sum(axis=-1)
     return np.clip(-layout.LOG_STEPS * exponent - steps, 0, layout.LOG_LAST)
 
 
@@ -215,7 +231,7 @@ def int_decode(wire: U8, out: F32, bits: int, block: int, log_scale: bool, add: 
     if log_scale:
         groups = 2 * -(-n // layout.GROUP)
         maximum = bf16_values(np.ascontiguousarray(wire[:, :groups]).view("<u2").astype(np.uint16))
-        maximum = _spread(maximum, layout.GROUP // block, blocks)
+        maximum = spread(maximum, layout.GROUP // block, blocks)
         with np.errstate(over="ignore", invalid="ignore"):
             scales = maximum * layout.log_table(bits)[wire[:, groups:size]]
     else:
@@ -223,24 +239,30 @@ def int_decode(wire: U8, out: F32, bits: int, block: int, log_scale: bool, add: 
     codes = unpack(wire[:, size : size + layout.code_bytes(n, bits)], n, bits)
     steps = codes.astype(np.int32) - (1 << (bits - 1))
     with np.errstate(over="ignore", invalid="ignore"):
-        values = steps.astype(np.float32) * _spread(scales, block, n)
+        values = steps.astype(np.float32) * spread(scales, block, n)
     deliver(values, out, add)
 
 
 # --- minmaxB: affine -----------------------------------------------------------------------------------------------
 
 
-def minmax_encode(x: F32, wire: U8, bits: int, block: int, error: F32 | None) -> None:
-    """``code = round((x - lo) / (hi - lo) * (2**bits - 1))`` in fp64; ``lo`` and ``hi`` go as fp32."""
-    rows, n = x.shape
-    blocks = _blocks(x, block)
-    inside = (np.arange(blocks.shape[1] * block) < n).reshape(1, -1, block)
+def ranges(blocks: F32, inside: npt.NDArray[np.bool_]) -> F32:
+    """Smallest and largest of each block's elements that are ``inside`` the row: (r, blocks, 2); NaN if one is not finite."""
     with np.errstate(invalid="ignore"):
         lo = np.where(inside, blocks, np.float32(np.inf)).min(axis=2)
         hi = np.where(inside, blocks, np.float32(-np.inf)).max(axis=2)
-    finite = (np.isfinite(blocks) | ~inside).all(axis=2)
-    bounds = np.where(finite[..., None], np.stack([lo, hi], axis=2), np.float32(np.nan)).astype("<f4")
-    bounds += np.float32(0)  # -0.0 becomes 0.0: which of the two a minimum picks is not defined
+    finite = np.all(np.isfinite(blocks) | ~inside, axis=2, keepdims=True)
+    bounds = np.where(finite, np.stack([lo, hi], axis=2), np.float32(np.nan)).astype("<f4")
+    return bounds + np.float32(0)  # -0.0 becomes 0.0: which of the two a minimum picks is not defined
+
+
+def minmax_encode(x: F32, wire: U8, bits: int, block: int, error: F32 | None) -> None:
+    """``code = round((x - lo) / (hi - lo) * (2**bits - 1))`` in fp64; ``lo`` and ``hi`` go as fp32."""
+    rows, n = x.shape
+    blocks = blocks_of(x, block)
+    inside = (np.arange(blocks.shape[1] * block) < n).reshape(1, -1, block)
+    bounds = ranges(blocks, inside)
+    finite = np.isfinite(bounds[..., 0])
     size = 8 * blocks.shape[1]
     wire[:, :size] = bounds.reshape(rows, -1).view(np.uint8)
     low = bounds[..., 0].astype(np.float64)
@@ -265,9 +287,14 @@ def minmax_decode(wire: U8, out: F32, bits: int, block: int, add: bool) -> None:
     with np.errstate(over="ignore", invalid="ignore"):
         bounds = stored.astype(np.float64)
         step = (bounds[..., 1] - bounds[..., 0]) / np.float64((1 << bits) - 1)
-        values = _spread(bounds[..., 0], block, n) + codes.astype(np.float64) * _spread(step, block, n)
-        values = values.astype(np.float32)
-    deliver(values, out, add)
+    deliver(on_grid(codes, bounds[..., 0], step, block), out, add)
+
+
+def on_grid(codes: U32, low: F64, step: F64, block: int) -> F32:
+    """``low + code * step`` in fp64, rounded once to fp32; codes (r, n), a ``low`` and a ``step`` a block."""
+    n = codes.shape[1]
+    with np.errstate(over="ignore", invalid="ignore"):
+        return (spread(low, block, n) + codes.astype(np.float64) * spread(step, block, n)).astype(np.float32)
 
 
 # --- casts ---------------------------------------------------------------------------------------------------------
@@ -287,7 +314,7 @@ def bf16_decode(wire: U8, out: F32, add: bool) -> None:
 def f16_encode(x: F32, wire: U8, block: int, error: F32 | None) -> None:
     """Half precision of ``x / s``, where ``s`` is the power of two that brings the block's maximum into [2^14, 2^15)."""
     rows, n = x.shape
-    blocks = _blocks(x, block)
+    blocks = blocks_of(x, block)
     top = (blocks.view(np.uint32) & np.uint32(0x7FFFFFFF)).max(axis=2)
     finite = top < 0x7F800000
     exponent = np.clip((top >> np.uint32(23)).astype(np.int64) - 127 - 14, -126, 127)
@@ -315,5 +342,5 @@ def f16_decode(wire: U8, out: F32, block: int, add: bool) -> None:
     scales = bf16_values(np.ascontiguousarray(wire[:, :size]).view("<u2").astype(np.uint16))
     stored = np.ascontiguousarray(wire[:, size : size + 2 * n]).view("<u2").astype(np.uint16)
     with np.errstate(over="ignore", invalid="ignore"):
-        values = f16_values(stored) * _spread(scales, block, n)
+        values = f16_values(stored) * spread(scales, block, n)
     deliver(values, out, add)

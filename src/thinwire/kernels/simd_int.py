@@ -63,45 +63,48 @@ def _fold(e: Emitter, a: Any, b: Any) -> Any:
     return e.binary("umax", e.b.shuffle_vector(a, b, even), e.b.shuffle_vector(a, b, odd))
 
 
-@intrinsic
-def log_scales_16(
-    typingctx: Any, keys: Any, at: Any, maximum: Any, shrink: Any, stored: Any, scales: Any
-) -> Any:  # fmt: skip
-    """Bytes and values of the log scales of 16 blocks, relative to ``maximum``; ``shrink`` is ``bits - 1``."""
+def _make_log_scales(thresholds: Any) -> Any:
+    @intrinsic
+    def log_scales(
+        typingctx: Any, keys: Any, at: Any, maximum: Any, shrink: Any, stored: Any, scales: Any
+    ) -> Any:  # fmt: skip
+        """Bytes and values of the log scales of 16 blocks, relative to ``maximum``; ``shrink`` is ``bits - 1``."""
 
-    def code(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        e, b = Emitter(context, builder, sig, args), builder
-        wide, floats = ir.VectorType(I32, VECTOR), ir.VectorType(F32, VECTOR)
+        def code(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+            e, b = Emitter(context, builder, sig, args), builder
+            wide, floats = ir.VectorType(I32, VECTOR), ir.VectorType(F32, VECTOR)
 
-        def const(value: int) -> Any:
-            return e.constant(I32, value, VECTOR)
+            def const(value: int) -> Any:
+                return e.constant(I32, value, VECTOR)
 
-        key = e.load(e.pointer(0, args[1], I32), I32, VECTOR)
-        finite = b.icmp_unsigned("<", key, const(layout.NONFINITE_KEY))
-        magnitude = b.select(finite, b.lshr(key, const(1)), const(0))
-        ratio = b.bitcast(b.fdiv(b.bitcast(magnitude, floats), e.splat(args[2], VECTOR)), wide)
-        mantissa = b.and_(ratio, const(0x7FFFFF))
-        steps = b.shl(b.sub(b.lshr(ratio, const(23)), const(127)), const(3))
-        for threshold in layout.LOG_THRESHOLDS:
-            steps = b.sub(steps, b.sext(b.icmp_unsigned(">=", mantissa, const(int(threshold))), wide))
-        k = e.binary("smin", e.binary("smax", b.sub(const(0), steps), const(0)), const(layout.LOG_LAST))
-        factor = const(0)
-        for i, pattern in enumerate(layout.log_table(1)[: layout.LOG_STEPS].view("u4")):
-            factor = b.select(b.icmp_unsigned("==", b.and_(k, const(7)), const(i)), const(int(pattern)), factor)
-        octaves = b.add(b.lshr(k, const(3)), e.splat(args[3], VECTOR))
-        factor = b.bitcast(b.sub(factor, b.shl(octaves, const(23))), floats)
-        scale = b.bitcast(b.fmul(factor, e.splat(args[2], VECTOR)), wide)
-        positive = b.icmp_unsigned("==", b.and_(key, const(1)), const(0))
-        k = b.select(positive, b.or_(k, const(layout.LOG_SIGN)), k)
-        zero = b.icmp_unsigned("<", scale, const(0x00800000))
-        scale = b.select(positive, b.or_(scale, const(0x80000000)), scale)
-        k = b.select(finite, b.select(zero, const(layout.LOG_ZERO), k), const(layout.LOG_NONFINITE))
-        scale = b.select(finite, b.select(zero, const(0), scale), const(0x7FC00000))
-        e.store(b.trunc(k, ir.VectorType(I8, VECTOR)), e.pointer(4, args[1], I8), I8)
-        e.store(b.bitcast(scale, floats), e.pointer(5, args[1], F32), F32)
-        return context.get_dummy_value()
+            key = e.load(e.pointer(0, args[1], I32), I32, VECTOR)
+            finite = b.icmp_unsigned("<", key, const(layout.NONFINITE_KEY))
+            magnitude = b.select(finite, b.lshr(key, const(1)), const(0))
+            ratio = b.bitcast(b.fdiv(b.bitcast(magnitude, floats), e.splat(args[2], VECTOR)), wide)
+            mantissa = b.and_(ratio, const(0x7FFFFF))
+            steps = b.shl(b.sub(b.lshr(ratio, const(23)), const(127)), const(3))
+            for threshold in thresholds:
+                steps = b.sub(steps, b.sext(b.icmp_unsigned(">=", mantissa, const(int(threshold))), wide))
+            k = e.binary("smin", e.binary("smax", b.sub(const(0), steps), const(0)), const(layout.LOG_LAST))
+            factor = const(0)
+            for i, pattern in enumerate(layout.log_table(1)[: layout.LOG_STEPS].view("u4")):
+                factor = b.select(b.icmp_unsigned("==", b.and_(k, const(7)), const(i)), const(int(pattern)), factor)
+            octaves = b.add(b.lshr(k, const(3)), e.splat(args[3], VECTOR))
+            factor = b.bitcast(b.sub(factor, b.shl(octaves, const(23))), floats)
+            scale = b.bitcast(b.fmul(factor, e.splat(args[2], VECTOR)), wide)
+            positive = b.icmp_unsigned("==", b.and_(key, const(1)), const(0))
+            k = b.select(positive, b.or_(k, const(layout.LOG_SIGN)), k)
+            zero = b.icmp_unsigned("<", scale, const(0x00800000))
+            scale = b.select(positive, b.or_(scale, const(0x80000000)), scale)
+            k = b.select(finite, b.select(zero, const(layout.LOG_ZERO), k), const(layout.LOG_NONFINITE))
+            scale = b.select(finite, b.select(zero, const(0), scale), const(0x7FC00000))
+            e.store(b.trunc(k, ir.VectorType(I8, VECTOR)), e.pointer(4, args[1], I8), I8)
+            e.store(b.bitcast(scale, floats), e.pointer(5, args[1], F32), F32)
+            return context.get_dummy_value()
 
-    return types.none(keys, types.int64, types.float32, types.int32, stored, scales), code
+        return types.none(keys, types.int64, types.float32, types.int32, stored, scales), code
+
+    return log_scales
 
 
 def _quantize_lanes(e: Emitter, source: Any, target: Any, lanes: int, factor: Any, offset: Any) -> None:
@@ -179,6 +182,7 @@ def _make_dequantize(lanes: int, add: bool) -> Any:
     return dequantize
 
 
+log_scales_16, log_scales_up_16 = _make_log_scales(layout.LOG_THRESHOLDS), _make_log_scales(layout.LOG_UP)
 largest_key_32, largest_key_128 = _make_largest_key(32), _make_largest_key(128)
 quantize_32, quantize_128 = _make_quantize(32), _make_quantize(128)
 dequantize_32, dequantize_128 = _make_dequantize(32, add=False), _make_dequantize(128, add=False)

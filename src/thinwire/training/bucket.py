@@ -40,6 +40,13 @@ def layout_of(names: Sequence[str], parameters: Sequence[torch.Tensor], compress
     return Layout(names=tuple(names), exact=tuple(exact), compressed=found, sizes=tuple(p.numel() for p in parameters))
 
 
+def shaped_like(flat: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+    """A parameter's part of a bucket in the parameter's shape: it lies in memory as the parameter does, without holes."""
+    extent = 1 + sum((size - 1) * stride for size, stride in zip(parameter.shape, parameter.stride(), strict=True))
+    dense = parameter.numel() > 0 and extent == parameter.numel()
+    return flat.as_strided(parameter.shape, parameter.stride()) if dense else flat.view(parameter.shape)
+
+
 def untouched(payload: torch.Tensor, layout: Layout) -> list[slice]:
     """The spans of parameters whose gradient is zero throughout, as where this rank did not use them."""
     ends = list(itertools.accumulate(layout.sizes))

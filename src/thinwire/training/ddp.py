@@ -22,20 +22,20 @@ from thinwire.codec import codec as resolve
 from thinwire.codec.base import Codec
 from thinwire.codec.cast import Raw
 from thinwire.collective.handshake import agree
-from thinwire.deep_gradient import DeepGradient, Momenta
+from thinwire.deep_gradient import DeepGradient
 from thinwire.errors import ConfigError
-from thinwire.feedback import Residuals
 from thinwire.kernels.threads import set_num_threads
 from thinwire.metrics import Recorder, Stats
 from thinwire.overlap import worker_of
 from thinwire.reducer import Reducer
 from thinwire.training import state
-from thinwire.training.bucket import Held, Layout, as_payload, layout_of, put_back, regrouped, set_aside, share_out, untouched
+from thinwire.training.bucket import Held, as_payload, layout_of, regrouped, share_out
 from thinwire.training.checks import check_arguments, check_parameters, compile_kernels, unwrapped
 from thinwire.training.hook import is_compressed, register
 from thinwire.training.optimizers import watch_optimizers
 from thinwire.training.payoff import Payoff
-from thinwire.training.share import Share
+from thinwire.training.reduction import Reduction, feedback_of, residuals_for, travels_compressed
+from thinwire.training.share import Share, share_of
 from thinwire.training.verify import verify
 
 MIN_ELEMENTS: Final = 256
@@ -67,9 +67,7 @@ def compress(
     """
     ddp, made = unwrapped(model), resolve(codec)
     check_arguments(made, feedback, min_elements, verify_every)
-    default = made.feedback_default if feedback is None else feedback
-    chosen = default if isinstance(default, DeepGradient) else bool(default)
-    return Handle(ddp, made, chosen, min_elements, streams, timeout, verify_every)
+    return Handle(ddp, made, feedback_of(feedback, made), min_elements, streams, timeout, verify_every)
 
 
 class Handle:
@@ -86,11 +84,7 @@ class Handle:
         check_parameters(self._parameters)
         self._sparse = {id(one.weight) for one in model.module.modules() if getattr(one, "sparse", False) is True}
         self._verify_every, self._step = verify_every, 0
-        if not isinstance(codec, Raw) and not self.share.compressed:
-            raise ConfigError(
-                f"{codec.name} would compress nothing: each of the {len(self._parameters)} parameters has one dimension, fewer "
-                f"than min_elements={min_elements} elements or sparse gradients; allowed: a smaller min_elements, or codec='none'"
-            )
+        self.share.check(codec, len(self._parameters), min_elements)
         if is_compressed(model):
             raise ConfigError("model is compressed already; allowed: one handle a model (call its remove() first)")
         self.transport, self._worker = worker_of(model.process_group, streams, timeout)
@@ -99,13 +93,12 @@ class Handle:
         compile_kernels(codec)
         self._worker.submit(self._agree).result()
         sizes = {name: p.numel() for name, p in model.module.named_parameters()}
-        self._momenta = Momenta(feedback, sizes, codec, self.transport.size) if isinstance(feedback, DeepGradient) else None
-        self._residuals = self._momenta or (Residuals(sizes) if feedback and not isinstance(codec, Raw) else None)
-        self._layouts: list[tuple[str, ...]] = []
+        self._residuals = residuals_for(feedback, codec, sizes, self.transport.size)
         self._tasks: list[Future[None]] = []
         self._told = self._unsynced = False
         self._model = weakref.ref(model)
-        self._finds_unused = bool(model.find_unused_parameters)
+        self._reduction = Reduction(self._reducer, self._residuals, bool(model.find_unused_parameters))
+        self._momenta = self._reduction.momenta
         self._order: state.Order = []
         self._coming: state.Order = []
         self._replay: state.Order = []
@@ -130,10 +123,7 @@ class Handle:
     @property
     def share(self) -> Share:
         """Elements that travel compressed and uncompressed, and the names of the latter."""
-        plain = {name: p.numel() for name, p in self._parameters.items() if not self._compressed(p)}
-        total = sum(p.numel() for p in self._parameters.values())
-        uncompressed = sum(plain.values())
-        return Share(compressed=total - uncompressed, uncompressed=uncompressed, names_uncompressed=tuple(plain))
+        return share_of(self._parameters, self._compressed)
 
     def summary(self) -> str:
         """One line for people: codec, bits, threshold, and what goes uncompressed."""
@@ -206,7 +196,7 @@ class Handle:
         if not self._tasks:
             self._follow_scale()  # no task is under way, and all ranks see the same scale
             self._say_if_unsynced()
-            self._follow_schedule()
+            self._reduction.follow_schedule()
             self._step += 1
             if self._verify_every and self.active and self._step % self._verify_every == 0:
                 self._tasks.append(self._worker.submit(self._verify))
@@ -221,7 +211,7 @@ class Handle:
         # Decided here: a later remove() must not reach what is on its way, or ranks would part.
         held = Held(buffer, [self._names[id(p)] for p in parameters], parameters, future, self.active, self._weight())
         self._coming.append(held.names)
-        if self._replay or (self._momenta is not None and self._momenta.whole):
+        if self._replay or self._reduction.whole:
             self._held.append(held)
             if last:
                 self._tasks.append(self._worker.submit(self._together(self._held)))
@@ -258,8 +248,7 @@ class Handle:
         order = regrouped(held, self._replay)
 
         def task() -> None:
-            if self._momenta is not None:
-                self._momenta.begin([one.buffer for one in held], self._scale)
+            self._reduction.clip([one.buffer for one in held], self._scale)
             for number, group in enumerate(order):
                 self._reduce(group, number == len(order) - 1)
             share_out(order, held)
@@ -289,19 +278,16 @@ class Handle:
             return
         layout = layout_of(held.names, parameters, self._compressed)
         payload = as_payload(buffer)
-        if held.active and self._momenta is not None:
-            self._momenta.prepare(payload)
-        if held.active and layout.compressed:
-            self._reduce_compressed(payload, layout)
+        if held.active:
+            self._reduction.mean(payload, layout)
         else:
             self._reducer.all_reduce_uncompressed(payload)
         if held.weight is not None:
             count = torch.tensor([held.weight])
             self._reducer.all_reduce_uncompressed(count)
             payload.div_(count)
-        if held.active and self._momenta is not None:
-            idle = untouched(payload, layout) if self._finds_unused else []
-            self._momenta.finish(payload, layout.names, idle, layout.exact, alone=not layout.compressed)
+        if held.active:
+            self._reduction.finish(payload, layout)
         if payload.data_ptr() != buffer.data_ptr():
             buffer.copy_(payload)
         if self._residuals is not None:
@@ -323,37 +309,8 @@ class Handle:
         if last:
             self._end_step()
 
-    def _reduce_compressed(self, payload: torch.Tensor, layout: Layout) -> None:
-        # What no rank used is not the model's to get: DDP drops its mean, and with it a residual that was sent along.
-        idle = untouched(payload, layout) if self._finds_unused and self._residuals is not None else []
-        exact = set_aside(payload, layout.exact)
-        finish = None if exact is None else self._reducer.start_uncompressed(exact)
-        if exact is not None:
-            self._recorder.add(elements_compressed=-exact.numel())  # the payload has zeros in their place
-        if self._residuals is None:
-            self._reducer.all_reduce(payload, "mean")
-        else:
-            self._reduce_with_feedback(payload, layout, self._residuals, idle)
-        if exact is not None and finish is not None:
-            finish()
-            put_back(payload, layout.exact, exact)
-
-    def _reduce_with_feedback(
-        self, payload: torch.Tensor, layout: Layout, residuals: Residuals | Momenta, idle: Sequence[slice]
-    ) -> None:  # fmt: skip
-        names = layout.names
-        residuals.enter(payload, names, idle, layout.exact)
-        lost = residuals.following(names)
-        self._recorder.add(sent_squares=float(payload.dot(payload)))
-        self._reducer.all_reduce(payload, "mean", lost)
-        self._recorder.add(lost_squares=float(lost.dot(lost)))
-        residuals.leave(names, idle)
-        self._layouts.append(names)
-
     def _end_step(self) -> None:
-        if self._residuals is not None:
-            self.finite = self._residuals.commit(self._layouts)
-            self._layouts = []
+        self.finite = self._reduction.commit()
         if not self._told and self.active:
             self._say_if_little()
         exposed = max(0.0, time.perf_counter() - self._ready_at)
@@ -364,11 +321,6 @@ class Handle:
             line = self._payoff.verdict(self.transport.gather_bytes(seen))
             if line is not None and self.transport.rank == 0:
                 logging.getLogger("thinwire").warning(line)
-
-    def _follow_schedule(self) -> None:
-        """In a warm-up, send with the codec of its stage; all ranks see the same steps, and no task is under way."""
-        if self._momenta is not None and self._momenta.codec != self._reducer.codec:
-            self._reducer = Reducer(self.transport, self._momenta.codec, self._recorder)
 
     def _say_if_unsynced(self) -> None:
         """Once: DDP decides in the forward pass, so that no_sync() around backward alone reduces every micro-step."""
@@ -389,9 +341,7 @@ class Handle:
         return {name for name, p in self._parameters.items() if self._compressed(p)}
 
     def _compressed(self, parameter: torch.Tensor) -> bool:
-        if isinstance(self.codec, Raw):
-            return False
-        return parameter.dim() > 1 and parameter.numel() >= self.min_elements and id(parameter) not in self._sparse
+        return travels_compressed(parameter, self.codec, self.min_elements) and id(parameter) not in self._sparse
 
     def _agree(self) -> None:
         listing = [f"{name} {p.dtype}{list(p.shape)}" for name, p in self._parameters.items()]

@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from thinwire import cost
-from thinwire.collective.transport import Link
+from thinwire.collective.base import Link
 
 SKIPPED: Final = 3
 WATCHED: Final = 10

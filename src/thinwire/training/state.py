@@ -17,6 +17,7 @@ import torch
 from thinwire.deep_gradient import Momenta
 from thinwire.errors import ConfigError
 from thinwire.feedback import Residuals
+from thinwire.training.bucket import shaped_like
 
 STATE_VERSION: Final = 2
 Order = list[list[str]]
@@ -110,9 +111,7 @@ def schedule_step(states: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> in
 
 def shaped(flat: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
     """A copy of a residual, which lies in memory as the parameter does, in the parameter's shape and contiguous."""
-    if _dense(parameter):
-        return flat.as_strided(parameter.shape, parameter.stride()).clone(memory_format=torch.contiguous_format)
-    return flat.view(parameter.shape).clone()
+    return shaped_like(flat, parameter).clone(memory_format=torch.contiguous_format)
 
 
 def flattened(name: str, value: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
@@ -123,12 +122,5 @@ def flattened(name: str, value: torch.Tensor, parameter: torch.Tensor) -> torch.
             f"allowed: {tuple(parameter.shape)}"
         )
     flat = torch.empty(parameter.numel())
-    target = flat.as_strided(parameter.shape, parameter.stride()) if _dense(parameter) else flat.view(parameter.shape)
-    target.copy_(value)
+    shaped_like(flat, parameter).copy_(value)
     return flat
-
-
-def _dense(parameter: torch.Tensor) -> bool:
-    """Whether DDP's bucket holds it in its own order: each element once, without holes."""
-    extent = 1 + sum((size - 1) * stride for size, stride in zip(parameter.shape, parameter.stride(), strict=True))
-    return parameter.numel() > 0 and extent == parameter.numel()

@@ -154,7 +154,7 @@ def _steps(workload: Workload, run: Run, report: Report) -> Generator[None, None
     return Result(
         workload=workload.name,
         codec=run.codec.name,
-        bits_per_element=_bits(tally.mean("bytes_sent"), elements, transport.size, run.codec),
+        bits_per_element=effective_bits(tally.mean("bytes_sent"), elements, transport.size, run.codec),
         ranks=transport.size,
         epochs=run.epochs,
         steps=done,
@@ -182,25 +182,32 @@ def replicas_identical(model: nn.Module) -> bool:
     return len(set(of().gather_bytes(digest.digest()))) == 1
 
 
-def _bits(sent: float, elements: int, ranks: int, codec: Codec) -> float:
+def effective_bits(sent: float, elements: int, ranks: int, codec: Codec) -> float:
+    """Payload bits by 2(N-1)/N of the gradient elements, from the bytes that a rank sends a step; one rank sends nothing."""
     if ranks == 1 or not sent:
-        return codec.bits_per_element(elements)
+        return codec.expected_bits(elements)
     return 8 * sent / (elements * 2 * (ranks - 1) / ranks)
 
 
 def evaluate(workload: Workload, model: nn.Module) -> tuple[float, float]:
     """Loss and accuracy over the held-out set, each rank computing its part."""
     transport = of()
+    mine = held_out_sums(workload, model, transport.rank, transport.size)
+    parts = [struct.unpack("<3d", part) for part in transport.gather_bytes(struct.pack("<3d", *mine))]
+    loss, right, count = (sum(column) for column in zip(*parts, strict=True))
+    return loss / count, right / count
+
+
+def held_out_sums(workload: Workload, model: nn.Module, rank: int, ranks: int) -> tuple[float, float, float]:
+    """A rank's part of the held-out set: the sum of the losses, how many targets were met, and how many there are."""
     loss, right, count = 0.0, 0.0, 0.0
     with torch.no_grad():
-        for inputs, targets in workload.held_out(transport.rank, transport.size):
+        for inputs, targets in workload.held_out(rank, ranks):
             outputs = model(inputs)
             loss += workload.loss(outputs, targets).item() * targets.numel()
             right += (outputs.argmax(-1) == targets).sum().item()
             count += targets.numel()
-    parts = [struct.unpack("<3d", part) for part in transport.gather_bytes(struct.pack("<3d", loss, right, count))]
-    loss, right, count = (sum(column) for column in zip(*parts, strict=True))
-    return loss / count, right / count
+    return loss, right, count
 
 
 def _mean(value: float) -> float:

@@ -1,0 +1,173 @@
+"""How training ends with each codec: short runs on simulated ranks, with the same data and initial weights for all of a seed.
+
+Every run is DDP's with ``compress``, bit for bit (training/simulate.py). The learning rate falls linearly to zero over the run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Final
+
+import torch
+from torch import nn
+
+from thinwire.codec.base import Codec
+from thinwire.codec.cast import Raw
+from thinwire.errors import ConfigError, unknown_name
+from thinwire.training.simulate import Simulation
+from thinwire.workloads.base import Batch, Workload
+from thinwire.workloads.loop import effective_bits, held_out_sums
+
+FEEDBACK: Final[Mapping[str, bool]] = {"off": False, "plain": True}
+"""Names of error feedback, and what ``compress(feedback=...)`` takes for each."""
+
+OPTIMIZERS: Final[Mapping[str, Callable[[nn.Module, float], torch.optim.Optimizer]]] = {
+    "sgd": lambda model, lr: torch.optim.SGD(model.parameters(), lr=lr),
+    "momentum": lambda model, lr: torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9),
+    "adamw": lambda model, lr: torch.optim.AdamW(model.parameters(), lr=lr, betas=(0.9, 0.95), weight_decay=0.1),
+}
+
+LEARNING_RATES: Final[Mapping[str, Mapping[str, float]]] = {
+    "mnist": {"momentum": 0.05, "sgd": 0.2, "adamw": 1e-3},
+    "gpt": {"adamw": 1e-3, "sgd": 0.3, "momentum": 0.03},
+}
+"""Defaults of a workload; its first optimizer is its own, the rates of the others are not tuned (gpt diverges with sgd at 1)."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What all runs of a study share; ``every`` steps, the held-out loss is computed for the curve."""
+
+    workload: str
+    data: str
+    optimizer: str
+    lr: float
+    ranks: int
+    steps: int
+    batch: int
+    every: int
+    threads: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Contestant:
+    """A codec and a name in :data:`FEEDBACK`."""
+
+    codec: Codec
+    feedback: str
+
+    @property
+    def label(self) -> str:
+        return self.codec.name if self.feedback == "off" else f"{self.codec.name} {self.feedback}"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Run:
+    """One contestant with one seed. A run whose loss is no longer finite ends there."""
+
+    seed: int
+    loss: float
+    """On the held-out data at the end."""
+    accuracy: float
+    train_loss: float
+    """Of the last step, mean over the ranks."""
+    nmse: float
+    """Of the mean gradient against the exact mean of what the ranks had, mean over the steps."""
+    wire_bytes_per_step: float
+    bits_per_element: float
+    replicas_identical: bool
+    seconds: float
+    curve_steps: list[int]
+    curve_loss: list[float]
+
+
+def defaults(workload: str, optimizer: str | None) -> tuple[str, float]:
+    """The workload's own optimizer if None, and a learning rate. Raises ConfigError for a name that is not known."""
+    if workload not in LEARNING_RATES:
+        raise unknown_name("workload", workload, LEARNING_RATES)
+    rates = LEARNING_RATES[workload]
+    if optimizer is not None and optimizer not in OPTIMIZERS:
+        raise unknown_name("optimizer", optimizer, OPTIMIZERS)
+    chosen = optimizer or next(iter(rates))
+    return chosen, rates[chosen]
+
+
+def forms(names: str) -> list[str]:
+    """Names in :data:`FEEDBACK` from a comma-separated list. Raises ConfigError for another name, or for none at all."""
+    found = [name.strip() for name in names.split(",") if name.strip()]
+    for name in found:
+        if name not in FEEDBACK:
+            raise unknown_name("feedback", name, FEEDBACK)
+    if not found:
+        raise ConfigError(f"feedback={names!r} is empty; allowed: {', '.join(FEEDBACK)}, separated by commas")
+    return found
+
+
+def contestants(codecs: Sequence[Codec], baselines: Sequence[Codec], feedback: Sequence[str]) -> list[Contestant]:
+    """The baselines without feedback, then every codec that has something to feed back with each form of it. Each once."""
+    made = [Contestant(codec=codec, feedback="off") for codec in baselines]
+    for codec, form in itertools.product(codecs, feedback):
+        made.append(Contestant(codec=codec, feedback="off" if isinstance(codec, Raw) else form))
+    return list(dict.fromkeys(made))
+
+
+def train(
+    workload: Workload, settings: Settings, contestant: Contestant, seed: int, progress: Callable[[int], None]
+) -> Run:  # fmt: skip
+    """Train once; ``progress`` hears the number of each step that is done."""
+    start = time.perf_counter()
+    torch.manual_seed(seed)
+    model = workload.model()
+    ranks = Simulation(model, contestant.codec, settings.ranks, FEEDBACK[contestant.feedback])
+    optimizer = OPTIMIZERS[settings.optimizer](model, settings.lr)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / settings.steps)
+    steps, losses, errors = list[int](), list[float](), list[float]()
+    train_loss, accuracy = math.nan, math.nan
+    for step, batches in enumerate(_batches(workload, seed, settings), 1):
+        train_loss = statistics.fmean(ranks.backward(_loss_of(workload, model, batches)))
+        optimizer.step()
+        schedule.step()
+        errors.append(ranks.nmse)
+        ended = step == settings.steps or not math.isfinite(train_loss)
+        if ended or step % settings.every == 0:
+            loss, accuracy = _held_out(workload, model)
+            steps.append(step)
+            losses.append(loss)
+        progress(step)
+        if ended:
+            break
+    sent = statistics.fmean(one.bytes_sent for one in ranks.stats()) / steps[-1]
+    return Run(
+        seed=seed,
+        loss=losses[-1],
+        accuracy=accuracy,
+        train_loss=train_loss,
+        nmse=statistics.fmean(errors),
+        wire_bytes_per_step=sent,
+        bits_per_element=effective_bits(sent, ranks.share.total, settings.ranks, contestant.codec),
+        replicas_identical=ranks.identical,
+        seconds=time.perf_counter() - start,
+        curve_steps=steps,
+        curve_loss=losses,
+    )
+
+
+def _loss_of(workload: Workload, model: nn.Module, batches: Sequence[Batch]) -> Callable[[int], torch.Tensor]:
+    return lambda rank: workload.loss(model(batches[rank].inputs), batches[rank].targets)
+
+
+def _batches(workload: Workload, seed: int, settings: Settings) -> Iterator[tuple[Batch, ...]]:
+    """The batches of all ranks, step after step, for as many epochs as it takes."""
+    for epoch in itertools.count():
+        ranks = range(settings.ranks)
+        yield from zip(*(workload.batches(epoch, seed, rank, settings.ranks) for rank in ranks), strict=True)
+
+
+def _held_out(workload: Workload, model: nn.Module) -> tuple[float, float]:
+    loss, right, count = held_out_sums(workload, model, 0, 1)
+    return loss / count, right / count

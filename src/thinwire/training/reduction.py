@@ -1,0 +1,110 @@
+"""A bucket's mean over the ranks: residuals added, small parameters set aside, the rest through the codec.
+
+DDP's hook (ddp.py) and the ranks of one process (simulate.py) both reduce with this, so that their results are the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+
+from thinwire.codec.base import Codec
+from thinwire.codec.cast import Raw
+from thinwire.deep_gradient import DeepGradient, Momenta
+from thinwire.feedback import Residuals
+from thinwire.reducer import Reducer
+from thinwire.training.bucket import Layout, put_back, set_aside, untouched
+
+
+def travels_compressed(parameter: torch.Tensor, codec: Codec, min_elements: int) -> bool:
+    """Whether a parameter's gradient travels compressed, by its shape and size."""
+    return not isinstance(codec, Raw) and parameter.dim() > 1 and parameter.numel() >= min_elements
+
+
+def feedback_of(feedback: bool | DeepGradient | None, codec: Codec) -> bool | DeepGradient:
+    """What ``compress(feedback=...)`` means: None is the codec's own default."""
+    chosen = codec.feedback_default if feedback is None else feedback
+    return chosen if isinstance(chosen, DeepGradient) else bool(chosen)
+
+
+def residuals_for(
+    feedback: bool | DeepGradient, codec: Codec, sizes: Mapping[str, int], ranks: int
+) -> Residuals | Momenta | None:  # fmt: skip
+    """What ``feedback`` keeps of parameters with so many elements, or None for no feedback.
+
+    Raises ConfigError for DeepGradient and a codec that is not sparse.
+    """
+    if isinstance(feedback, DeepGradient):
+        return Momenta(feedback, sizes, codec, ranks)
+    return Residuals(sizes) if feedback and not isinstance(codec, Raw) else None
+
+
+class Reduction:
+    """The means of one rank's buckets, step by step; all ranks reduce the same buckets in the same order."""
+
+    def __init__(self, reducer: Reducer, residuals: Residuals | Momenta | None, finds_unused: bool = False) -> None:
+        """With ``finds_unused``, a gradient that is zero throughout keeps its residual for later."""
+        self.reducer, self.residuals = reducer, residuals
+        self.momenta = residuals if isinstance(residuals, Momenta) else None
+        self._finds_unused = finds_unused
+        self._layouts: list[tuple[str, ...]] = []
+
+    @property
+    def whole(self) -> bool:
+        """Whether :meth:`clip` must see all buckets of a step before one is reduced."""
+        return self.momenta is not None and self.momenta.whole
+
+    def follow_schedule(self) -> None:
+        """Before a step: in a warm-up, send with the codec of its stage; all ranks count the same steps."""
+        if self.momenta is not None and self.momenta.codec != self.reducer.codec:
+            self.reducer = Reducer(self.reducer.transport, self.momenta.codec, self.reducer.recorder)
+
+    def clip(self, gradients: Iterable[torch.Tensor], loss_scale: float = 1.0) -> None:
+        """Where local clipping is on, find its factor from all buckets, whose numbers are ``loss_scale`` times too large."""
+        if self.momenta is not None:
+            self.momenta.begin(gradients, loss_scale)
+
+    def mean(self, payload: torch.Tensor, layout: Layout) -> None:
+        """Mean of ``payload``, a bucket's gradients as flat fp32 on the CPU, over the ranks, in place."""
+        if self.momenta is not None:
+            self.momenta.prepare(payload)
+        if not layout.compressed:
+            self.reducer.all_reduce_uncompressed(payload)
+            return
+        # What no rank used is not the model's to get: DDP drops its mean, and with it a residual that was sent along.
+        idle = untouched(payload, layout) if self._finds_unused and self.residuals is not None else []
+        exact = set_aside(payload, layout.exact)
+        finish = None if exact is None else self.reducer.start_uncompressed(exact)
+        if exact is not None:
+            self.reducer.recorder.add(elements_compressed=-exact.numel())  # the payload has zeros in their place
+        if self.residuals is None:
+            self.reducer.all_reduce(payload, "mean")
+        else:
+            self._with_feedback(payload, layout, self.residuals, idle)
+        if exact is not None and finish is not None:
+            finish()
+            put_back(payload, layout.exact, exact)
+
+    def _with_feedback(
+        self, payload: torch.Tensor, layout: Layout, residuals: Residuals | Momenta, idle: Sequence[slice]
+    ) -> None:  # fmt: skip
+        names = layout.names
+        residuals.enter(payload, names, idle, layout.exact)
+        lost = residuals.following(names)
+        self.reducer.recorder.add(sent_squares=float(payload.dot(payload)))
+        self.reducer.all_reduce(payload, "mean", lost)
+        self.reducer.recorder.add(lost_squares=float(lost.dot(lost)))
+        residuals.leave(names, idle)
+        self._layouts.append(names)
+
+    def finish(self, payload: torch.Tensor, layout: Layout) -> None:
+        """What a mean becomes before the optimizer gets it: with DeepGradient, momentum where it travelled uncompressed."""
+        if self.momenta is not None:
+            idle = untouched(payload, layout) if self._finds_unused else []
+            self.momenta.finish(payload, layout.names, idle, layout.exact, alone=not layout.compressed)
+
+    def commit(self) -> bool:
+        """End the step, with the residuals that it left unless something of it was not finite: then False."""
+        layouts, self._layouts = self._layouts, []
+        return self.residuals is None or self.residuals.commit(layouts)
