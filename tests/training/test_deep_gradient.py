@@ -66,8 +66,8 @@ def _trajectory(rank: int, ranks: int, rule: tw.DeepGradient, bucket_mb: float, 
     handle = tw.compress(model, codec, feedback=rule)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     buckets: list[tuple[str, ...]] = []
-    inner = handle._reduce_compressed
-    handle._reduce_compressed = lambda payload, layout: (buckets.append(layout.names), inner(payload, layout))
+    inner = handle._reduction.mean
+    handle._reduction.mean = lambda payload, layout: (buckets.append(layout.names), inner(payload, layout))
     grads = dict(model.module.named_parameters())
     large = [n for n, p in grads.items() if p.dim() > 1 and p.numel() >= 256]
     everyone, small = [Paper(rule, ranks) for _ in range(ranks)], Paper(rule, ranks)

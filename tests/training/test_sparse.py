@@ -20,8 +20,8 @@ def _mean_of_many(rank: int, ranks: int, feedback: bool | None) -> tuple[float, 
     large = [n for n, p in model.module.named_parameters() if p.dim() > 1]
     total, steps = {n: torch.zeros(()) for n in large}, 40
     sizes: list[int] = []
-    inner = handle._reduce_compressed
-    handle._reduce_compressed = lambda payload, layout: (sizes.append(payload.numel()), inner(payload, layout))
+    inner = handle._reduction.mean
+    handle._reduction.mean = lambda payload, layout: (sizes.append(payload.numel()), inner(payload, layout))
     for _ in range(steps):
         backward(model, rank, 0)
         for n, p in model.module.named_parameters():
