@@ -19,12 +19,10 @@ from torch import nn
 from thinwire.codec.base import Codec
 from thinwire.codec.cast import Raw
 from thinwire.errors import ConfigError, unknown_name
+from thinwire.feedback.forms import parse, spec_of
 from thinwire.training.simulate import Simulation
 from thinwire.workloads.base import Batch, Workload
 from thinwire.workloads.loop import effective_bits, held_out_sums
-
-FEEDBACK: Final[Mapping[str, bool]] = {"off": False, "plain": True}
-"""Names of error feedback, and what ``compress(feedback=...)`` takes for each."""
 
 OPTIMIZERS: Final[Mapping[str, Callable[[nn.Module, float], torch.optim.Optimizer]]] = {
     "sgd": lambda model, lr: torch.optim.SGD(model.parameters(), lr=lr),
@@ -56,7 +54,7 @@ class Settings:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Contestant:
-    """A codec and a name in :data:`FEEDBACK`."""
+    """A codec and the spec of a form of feedback, or "off"."""
 
     codec: Codec
     feedback: str
@@ -98,13 +96,10 @@ def defaults(workload: str, optimizer: str | None) -> tuple[str, float]:
 
 
 def forms(names: str) -> list[str]:
-    """Names in :data:`FEEDBACK` from a comma-separated list. Raises ConfigError for another name, or for none at all."""
-    found = [name.strip() for name in names.split(",") if name.strip()]
-    for name in found:
-        if name not in FEEDBACK:
-            raise unknown_name("feedback", name, FEEDBACK)
+    """Specs of forms of feedback from a comma-separated list. Raises ConfigError for what is none, or for an empty list."""
+    found = [spec_of(parse(name.strip())) for name in names.split(",") if name.strip()]
     if not found:
-        raise ConfigError(f"feedback={names!r} is empty; allowed: {', '.join(FEEDBACK)}, separated by commas")
+        raise ConfigError(f"feedback={names!r} is empty; allowed: off, plain, decay:0.95, average:0.9, separated by commas")
     return found
 
 
@@ -123,7 +118,7 @@ def train(
     start = time.perf_counter()
     torch.manual_seed(seed)
     model = workload.model()
-    ranks = Simulation(model, contestant.codec, settings.ranks, FEEDBACK[contestant.feedback])
+    ranks = Simulation(model, contestant.codec, settings.ranks, contestant.feedback)
     optimizer = OPTIMIZERS[settings.optimizer](model, settings.lr)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / settings.steps)
     steps, losses, errors = list[int](), list[float](), list[float]()
