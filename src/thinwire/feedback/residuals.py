@@ -51,12 +51,13 @@ class Residuals:
     def leave(self, names: tuple[str, ...], idle: Sequence[slice]) -> None:
         """Make the residual of what was lost; what is owed at the spans ``idle`` stays so, and what was lost there is added."""
         lost, before = self.following(names), self.current(names)
+        held = [before[span] + lost[span] * self.form.gain for span in idle]
         if self.form.gain != 1:
             lost.mul_(self.form.gain)
         if self.form.keep:
             lost.add_(before, alpha=self.form.keep)
-        for span in idle:
-            lost[span].add_(before[span], alpha=1 - self.form.keep)
+        for span, one in zip(idle, held, strict=True):
+            lost[span] = one
         self._store.hold(names)
 
     def seen(self, mean: torch.Tensor) -> None:

@@ -6,13 +6,12 @@ so backward continues while the worker encodes and sends. Nothing waits inside a
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from typing import Any, Final
 
 import torch
@@ -31,7 +30,7 @@ from thinwire.reducer import Reducer
 from thinwire.training import state
 from thinwire.training.bucket import Held, as_payload, layout_of, regrouped, share_out
 from thinwire.training.checks import check_parameters, compile_kernels
-from thinwire.training.hook import is_compressed, register
+from thinwire.training.hook import is_compressed, raise_after_backward, register
 from thinwire.training.payoff import Payoff
 from thinwire.training.reduction import Reduction, residuals_for, travels_compressed
 from thinwire.training.share import Share, share_of
@@ -231,7 +230,8 @@ class Handle:
             # After the first step, DDP orders its buckets anew.
             self._order, self._coming = self._replay or (self._coming if self._step > 1 else []), []
             self._replay = []
-            self._raise_after_backward()
+            tasks, self._tasks = self._tasks, []
+            raise_after_backward(tasks)
         return future
 
     def _weight(self) -> float | None:
@@ -262,20 +262,6 @@ class Handle:
             share_out(order, held)
 
         return lambda: self._run(held, task)
-
-    def _raise_after_backward(self) -> None:
-        """Have ``backward()`` raise what went wrong: DDP itself would only say that an exception is no tensor."""
-        tasks, self._tasks = self._tasks, []
-
-        def look() -> None:
-            wait(tasks)  # all of them, so that nothing of this step is still on its way when the script goes on
-            for one in tasks:
-                one.result()
-
-        # Outside of backward, as where join() stands in for a rank that has ended, DDP waits for the futures themselves.
-        with contextlib.suppress(RuntimeError):
-            engine: Any = torch.autograd.Variable._execution_engine  # pyright: ignore[reportPrivateUsage]  as FSDP does
-            engine.queue_callback(look)
 
     def _reduce(self, held: Held, last: bool) -> None:
         buffer, parameters = held.buffer, held.parameters
