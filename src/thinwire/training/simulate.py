@@ -55,7 +55,7 @@ class Simulation:
         """
         self.codec, self.ranks, self.min_elements = resolve(codec), ranks, min_elements
         self.feedback = form_of(feedback, self.codec)
-        self._model = model
+        self._model, self.models = model, [model] * ranks
         self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         _check(self._parameters)
         self.share.check(self.codec, len(self._parameters), min_elements)
