@@ -44,7 +44,7 @@ class Reducer:
         """How a tensor of ``n`` elements is cut for this network, into shards of ``size`` or nearly equal ones."""
         ranks, link = self.transport.size, self.transport.link
         size = shard.even_size(n, ranks) if size is None else size
-        bits = self.codec.bits_per_element(shard.SEGMENT)
+        bits = self.codec.expected_bits(shard.SEGMENT)
         return shard.paced(n, ranks, size, bits, link.rate, link.round_trip)
 
     def own_shard(self, n: int) -> slice:

@@ -76,6 +76,9 @@ def test_size_of_a_row_depends_on_n_only_and_padding_is_zero(codec):
         assert wire.dtype == np.uint8
         assert codec.wire_bytes(n) % 16 == 0
         assert not wire[:, codec._payload_bytes(n) :].any()
+        for row in wire:
+            assert codec.least_bytes(n) <= codec.message_bytes(row) <= codec.wire_bytes(n)
+            assert not row[codec.message_bytes(row) :].any()
     assert codec.wire_bytes(0) == 0
     assert codec.bits_per_element(0) == 0.0
     assert codec.bits_per_element(1 << 20) == 8 * codec.wire_bytes(1 << 20) / (1 << 20)

@@ -32,6 +32,7 @@ LAYERS = [
     "integrations",
     "lab",
     "workloads",
+    "inspect",
     "bench",
     "report",
     "cli",

@@ -197,7 +197,7 @@ def _torch_bf16() -> Method:
 
 def _ours(codec: Codec, n: int) -> Method:
     reducer = Reducer(of(), codec)
-    bits = 8 * codec.wire_bytes(n) / n
+    bits = codec.expected_bits(n)
     return Method(name=codec.name, codec=codec, run=reducer.all_reduce, bits=bits, shards=reducer.shards(n))
 
 

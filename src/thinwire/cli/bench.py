@@ -49,10 +49,10 @@ def _kernels(
         if value <= 0:
             raise ConfigError(f"--{name} {value} is out of range; allowed: above 0")
     check_json(json)
-    from thinwire.bench.kernel import COLUMNS, measure, missing_peers
+    from thinwire.bench.kernel import columns_of, measure, missing_peers
 
     rows = measure(chosen, int(size * 1e6) // 4, threads, repeat, hivemind_python)
-    print_table(rows, COLUMNS, title=f"{size:g} MB of fp32, {threads} thread(s), medians of {repeat} rounds")
+    print_table(rows, columns_of(rows), title=f"{size:g} MB of fp32, {threads} thread(s), medians of {repeat} rounds")
     for line in missing_peers(hivemind_python):
         print(line)
     write_json(json, rows)

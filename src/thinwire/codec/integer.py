@@ -60,6 +60,9 @@ class Int(Codec):
     def _payload_bytes(self, n: int) -> int:
         return int_scale_bytes(n, self.block, self.scale == "log8") + code_bytes(n, self.bits)
 
+    def _code_section(self, n: int) -> tuple[int, int] | None:
+        return int_scale_bytes(n, self.block, self.scale == "log8"), self.bits
+
     def _encode(self, rows: Rows, wire: U8, error: F32 | None, seed: int) -> None:
         log_scale = self.scale == "log8"
         if self.rounding == "stochastic":

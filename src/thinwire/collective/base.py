@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -29,9 +30,19 @@ class Peers(Protocol):
     size: int
     link: Link
 
-    def exchange(self, send: torch.Tensor | None, to: int, receive: torch.Tensor | None, source: int) -> Pending:
+    @property
+    def fixed_sizes(self) -> bool:
+        """Whether a receiver must know the bytes of a message; else the message may tell them itself."""
+        ...
+
+    def exchange(
+        self, send: torch.Tensor | None, to: int, receive: torch.Tensor | None, source: int,
+        measure: Callable[[memoryview], int] | None = None,
+    ) -> Pending:  # fmt: skip
         """Start sending bytes to one rank and receiving from another; None moves nothing.
 
+        ``measure``, which ``fixed_sizes`` rules out, finds in the first bytes of what arrives how many it has; at most those of
+        ``receive``.
         Every rank calls this equally often; what was started first is waited for first. Both buffers belong to the exchange
         until it was waited for.
         """

@@ -6,6 +6,9 @@
 The expected error is D/(1 + (N-1) rho) + D for one quantization's D, where a ring that requantizes at each hop has
 D (N+1)/2 (docs/numerics.md). Shards travel in segments: while one is on the wire, the next is encoded and the last decoded.
 In round t of a segment, rank r sends to r+t and receives from r-t: both directions are busy and nobody is sent to twice.
+
+Rows of a codec whose size depends on the numbers travel at the size that they state themselves. An all-to-all, which is what NCCL
+has, needs sizes that both sides know: there they travel padded to the codec's capacity, so that such a codec saves nothing.
 """
 
 from __future__ import annotations
@@ -124,17 +127,19 @@ class TwoShot:
         """Start one exchange; what arrives is for ``span`` of ``target``, and part of the sum of segment ``summand``."""
         count = span.stop - span.start
         receive = self._borrow(self.codec.wire_bytes(count)) if count else None
+        varies = self.codec.variable and not self.transport.fixed_sizes
+        part = send if send is None or not varies else send[: self.codec.message_bytes(send)]
 
         def finish() -> None:
             if receive is not None:
+                self.recorder.add(bytes_received=self.codec.message_bytes(receive) if varies else receive.numel())
                 self._decode(receive, target[span], add)
                 self._return(receive)
             if send is not None and not shared:
                 self._return(send)
 
-        pending = self.transport.exchange(send, to, receive, source)
-        sent, received = 0 if send is None else send.numel(), 0 if receive is None else receive.numel()
-        self.recorder.add(bytes_sent=sent, bytes_received=received)
+        pending = self.transport.exchange(part, to, receive, source, self.codec.stated_bytes if varies else None)
+        self.recorder.add(bytes_sent=0 if part is None else part.numel())
         self._flight.append((summand, pending, finish))
         while len(self._flight) > self._in_flight:
             self._finish_one()

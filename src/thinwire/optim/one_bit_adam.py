@@ -61,7 +61,7 @@ class OneBitAdam(torch.optim.Optimizer):
 
     def __init__(
         self, params: Iterable[torch.Tensor] | Iterable[dict[str, Any]], lr: float = 1e-3, *, freeze_step: int,
-        model: nn.Module | None = None, group: Group | SimulatedPeers = None, codec: str | Codec = "int2",
+        model: nn.Module | None = None, group: Group | SimulatedPeers = None, codec: str | Codec = "sign1",
         feedback: bool | str | Form | None = True, variance_update: str | Schedule = "warm_up",
         betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8, weight_decay: float = 0.0, decoupled: bool = True,
         bias_correction: bool = True, floor: float = 0.1, min_elements: int = MIN_ELEMENTS,

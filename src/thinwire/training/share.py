@@ -30,7 +30,7 @@ class Share:
             return f"{codec.spec()}: all {self.total:,} gradient elements uncompressed (fp32)"
         return (
             f"{codec.spec()}: {self.compressed:,} of {self.total:,} gradient elements compressed to "
-            f"{codec.bits_per_element(self.compressed):.3f} bits, feedback {feedback}; "
+            f"{codec.expected_bits(self.compressed):.3f} bits, feedback {feedback}; "
             f"{self.uncompressed:,} uncompressed (fewer than {min_elements} elements or one dimension): "
             f"{', '.join(self.names_uncompressed) or 'none'}"
         )

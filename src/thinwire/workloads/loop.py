@@ -185,7 +185,7 @@ def replicas_identical(model: nn.Module) -> bool:
 def effective_bits(sent: float, elements: int, ranks: int, codec: Codec) -> float:
     """Payload bits by 2(N-1)/N of the gradient elements, from the bytes that a rank sends a step; one rank sends nothing."""
     if ranks == 1 or not sent:
-        return codec.bits_per_element(elements)
+        return codec.expected_bits(elements)
     return 8 * sent / (elements * 2 * (ranks - 1) / ranks)
 
 
