@@ -23,6 +23,8 @@ from thinwire.errors import (
 )
 
 if TYPE_CHECKING:
+    from thinwire import feedback as feedback
+    from thinwire import optim as optim
     from thinwire.codec.registry import codec as codec
     from thinwire.functional import Work, all_gather, all_reduce, reduce_scatter
     from thinwire.metrics import Stats
@@ -37,6 +39,9 @@ _LAZY = {
     "compress": "thinwire.training.ddp",
     "reduce_scatter": "thinwire.functional",
 }
+
+_MODULES = ("feedback", "optim")
+"""What users name as ``thinwire.feedback`` without importing it."""
 
 __all__ = [
     "Codec",
@@ -61,9 +66,11 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _LAZY:
+    if name not in _LAZY and name not in _MODULES:
         raise AttributeError(f"module 'thinwire' has no attribute {name!r}")
     try:
+        if name in _MODULES:
+            return importlib.import_module(f"thinwire.{name}")
         return getattr(importlib.import_module(_LAZY[name]), name)
     except ModuleNotFoundError as error:
         if error.name != "torch":

@@ -47,6 +47,11 @@ class Reducer:
         bits = self.codec.expected_bits(shard.SEGMENT)
         return shard.paced(n, ranks, size, bits, link.rate, link.round_trip)
 
+    def own_shard(self, n: int) -> slice:
+        """The elements whose sum of an all-reduce of ``n`` this rank encodes: what is lost of them, the second shot lost."""
+        shards, rank = self.shards(n), self.transport.rank
+        return slice(min(rank * shards.size, n), min((rank + 1) * shards.size, n)) if shards.ranks > 1 else slice(0, 0)
+
     def all_reduce_uncompressed(self, x: torch.Tensor, op: Op = "mean") -> None:
         """The same through torch's all-reduce."""
         self.start_uncompressed(x, op)()

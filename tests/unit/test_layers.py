@@ -27,6 +27,7 @@ LAYERS = [
     "overlap",
     "functional",
     "training",
+    "optim",
     "federated",
     "integrations",
     "lab",

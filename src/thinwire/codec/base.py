@@ -28,6 +28,8 @@ class Codec(ABC):
 
     source: ClassVar[str]
     """Where the formula comes from."""
+    feedback_default: ClassVar[bool] = False
+    """Whether ``compress`` feeds back what the wire lost if nobody says."""
 
     named: ClassVar[tuple[str, ...]] = ("bits",)
     """The field that the registered name says, so that neither a spec nor a caller says it again."""

@@ -6,13 +6,12 @@ so backward continues while the worker encodes and sends. Nothing waits inside a
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from typing import Any, Final
 
 import torch
@@ -23,6 +22,7 @@ from thinwire.codec.base import Codec
 from thinwire.codec.cast import Raw
 from thinwire.collective.handshake import agree
 from thinwire.errors import ConfigError
+from thinwire.feedback.forms import Form, form_of, spec_of
 from thinwire.kernels.threads import set_num_threads
 from thinwire.metrics import Recorder, Stats
 from thinwire.overlap import worker_of
@@ -30,7 +30,7 @@ from thinwire.reducer import Reducer
 from thinwire.training import state
 from thinwire.training.bucket import Held, as_payload, layout_of, regrouped, share_out
 from thinwire.training.checks import check_parameters, compile_kernels
-from thinwire.training.hook import is_compressed, register
+from thinwire.training.hook import is_compressed, raise_after_backward, register
 from thinwire.training.payoff import Payoff
 from thinwire.training.reduction import Reduction, residuals_for, travels_compressed
 from thinwire.training.share import Share, share_of
@@ -42,7 +42,7 @@ MIN_ELEMENTS: Final = 256
 def compress(
     model: torch.nn.Module,
     codec: str | Codec = "int8",
-    feedback: bool | None = None,
+    feedback: bool | str | Form | None = None,
     min_elements: int = MIN_ELEMENTS,
     streams: int | None = None,
     timeout: float | None = None,
@@ -51,8 +51,9 @@ def compress(
     """Send the gradients of a DistributedDataParallel ``model`` with ``codec``; call it once, on every rank.
 
     Parameters with one dimension or fewer than ``min_elements`` elements go uncompressed (fp32); so does what
-    ``codec="none"`` names. ``feedback=True`` adds what the wire lost of a gradient to the next one; None takes the codec's own
-    default, which is off for every codec so far (docs/numerics.md says why). ``streams`` connections a pair of ranks; None lets a
+    ``codec="none"`` names. ``feedback=True``, or "plain", adds what the wire lost of a gradient to the next one; "decay:0.95" and
+    "average:0.9" add less (feedback/forms.py; docs/training.md); None takes the codec's own default, which is off for every codec
+    so far (docs/numerics.md says why). ``streams`` connections a pair of ranks; None lets a
     probe of the network choose. ``timeout`` seconds without a byte from a rank end the run; None takes the process group's.
     With ``verify_every=K``, every K-th backward hashes the parameters of all ranks and raises DisagreementError if they differ.
     Returns the handle that measures and removes. After a few steps, rank 0 logs a warning if
@@ -73,21 +74,20 @@ def compress(
             "model was made with torch._dynamo.config.optimize_ddp='python_reducer', which calls no communication hook; allowed: "
             "True or 'ddp_optimizer', set before DistributedDataParallel(model)"
         )
-    if feedback not in (None, True, False):
-        raise ConfigError(f"feedback={feedback!r} is not allowed; allowed: None, True, False")
     if isinstance(min_elements, bool) or not isinstance(min_elements, int) or min_elements < 0:
         raise ConfigError(f"min_elements={min_elements!r} is out of range; allowed: 0 or more")
     if verify_every is not None and (isinstance(verify_every, bool) or not isinstance(verify_every, int) or verify_every < 1):
         raise ConfigError(f"verify_every={verify_every!r} is out of range; allowed: 1 or more, or None for never")
-    return Handle(model, resolve(codec), bool(feedback), min_elements, streams, timeout, verify_every)
+    made = resolve(codec)
+    return Handle(model, made, form_of(feedback, made), min_elements, streams, timeout, verify_every)
 
 
 class Handle:
     """One compressed model: what was sent, its residuals, and the way back. Made by :func:`compress`."""
 
     def __init__(
-        self, model: DistributedDataParallel, codec: Codec, feedback: bool, min_elements: int, streams: int | None = None,
-        timeout: float | None = None, verify_every: int | None = None,
+        self, model: DistributedDataParallel, codec: Codec, feedback: Form | None, min_elements: int,
+        streams: int | None = None, timeout: float | None = None, verify_every: int | None = None,
     ) -> None:  # fmt: skip
         self.codec, self.feedback, self.min_elements = codec, feedback, min_elements
         self._parameters = {name: p for name, p in model.module.named_parameters() if p.requires_grad}
@@ -136,7 +136,7 @@ class Handle:
 
     def summary(self) -> str:
         """One line for people: codec, bits, threshold, and what goes uncompressed."""
-        return self.share.summary(self.codec, self.feedback, self.min_elements)
+        return self.share.summary(self.codec, spec_of(self.feedback), self.min_elements)
 
     def follow(self, scaler: Any) -> None:
         """Keep residuals in units of the gradients while ``scaler``, a torch.amp.GradScaler, changes its loss scale."""
@@ -175,8 +175,7 @@ class Handle:
         """
         names = self._compressed_names() if self._residuals is not None else set[str]()
         kept = {n: state.shaped(self._residuals.of(n), self._parameters[n]) for n in sorted(names)} if self._residuals else {}
-        mine, spec = self.transport.rank, self.codec.spec()
-        made = state.pack(spec, mine, ranks or self.transport.size, kept, self._order, self._scale)
+        made = state.pack(self._origin(), self.transport.rank, ranks or self.transport.size, kept, self._order, self._scale)
         if ranks is not None:
             made["residuals"] = {f"rank{r}": {n: torch.zeros_like(v) for n, v in kept.items()} for r in range(ranks)}
         return made
@@ -188,15 +187,15 @@ class Handle:
         ranks, every rank takes the mean of all residuals given, or zero if some are missing, and the log says which. Raises
         ConfigError if it does not fit.
         """
-        found, order, scale = state.unpack(states, self.codec.spec(), self.transport.rank, self.transport.size)
-        if found and self._residuals is None:
-            raise ConfigError("state has residuals, but feedback is off; allowed: compress(..., feedback=True)")
+        found, order, scale = state.unpack(states, self._origin(), self.transport.rank, self.transport.size)
         if self._residuals is not None and found is not None:
             flats = {n: state.flattened(n, v, self._parameters[n]) if n in self._parameters else v for n, v in found.items()}
             zeros = {n: torch.zeros(size) for n, size in self._residuals.sizes.items() if n not in self._compressed_names()}
             self._residuals.load_state_dict({**zeros, **flats})
         elif self._residuals is not None:
             self._residuals.rescale(0.0)
+        if self._residuals is not None:
+            self._residuals.steps = state.feedback_steps(states)
         self._replay = order
         self._scale = scale  # the saved run's; the next step brings residuals to the scaler's
 
@@ -231,7 +230,8 @@ class Handle:
             # After the first step, DDP orders its buckets anew.
             self._order, self._coming = self._replay or (self._coming if self._step > 1 else []), []
             self._replay = []
-            self._raise_after_backward()
+            tasks, self._tasks = self._tasks, []
+            raise_after_backward(tasks)
         return future
 
     def _weight(self) -> float | None:
@@ -262,20 +262,6 @@ class Handle:
             share_out(order, held)
 
         return lambda: self._run(held, task)
-
-    def _raise_after_backward(self) -> None:
-        """Have ``backward()`` raise what went wrong: DDP itself would only say that an exception is no tensor."""
-        tasks, self._tasks = self._tasks, []
-
-        def look() -> None:
-            wait(tasks)  # all of them, so that nothing of this step is still on its way when the script goes on
-            for one in tasks:
-                one.result()
-
-        # Outside of backward, as where join() stands in for a rank that has ended, DDP waits for the futures themselves.
-        with contextlib.suppress(RuntimeError):
-            engine: Any = torch.autograd.Variable._execution_engine  # pyright: ignore[reportPrivateUsage]  as FSDP does
-            engine.queue_callback(look)
 
     def _reduce(self, held: Held, last: bool) -> None:
         buffer, parameters = held.buffer, held.parameters
@@ -343,6 +329,11 @@ class Handle:
         if line is not None and self.transport.rank == 0:
             logging.getLogger("thinwire").warning(line)
 
+    def _origin(self) -> state.Origin:
+        """What a state has in common with this handle."""
+        steps = 0 if self._residuals is None else self._residuals.steps
+        return state.Origin(codec=self.codec.spec(), feedback=spec_of(self.feedback), steps=steps)
+
     def _compressed_names(self) -> set[str]:
         return {name for name, p in self._parameters.items() if self._compressed(p)}
 
@@ -351,6 +342,6 @@ class Handle:
 
     def _agree(self) -> None:
         listing = [f"{name} {p.dtype}{list(p.shape)}" for name, p in self._parameters.items()]
-        facts = {"codec": self.codec.spec(), "feedback": self.feedback, "min_elements": self.min_elements}
+        facts = {"codec": self.codec.spec(), "feedback": spec_of(self.feedback), "min_elements": self.min_elements}
         facts |= {"timeout": self.transport.timeout, "verify_every": self._verify_every}
         agree(self.transport, "compress", listing, **facts)

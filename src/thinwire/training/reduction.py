@@ -11,7 +11,8 @@ import torch
 
 from thinwire.codec.base import Codec
 from thinwire.codec.cast import Raw
-from thinwire.feedback import Residuals
+from thinwire.feedback.forms import Form
+from thinwire.feedback.residuals import Residuals
 from thinwire.reducer import Reducer
 from thinwire.training.bucket import Layout, put_back, set_aside, untouched
 
@@ -21,9 +22,9 @@ def travels_compressed(parameter: torch.Tensor, codec: Codec, min_elements: int)
     return not isinstance(codec, Raw) and parameter.dim() > 1 and parameter.numel() >= min_elements
 
 
-def residuals_for(feedback: bool, codec: Codec, sizes: Mapping[str, int]) -> Residuals | None:
+def residuals_for(feedback: Form | None, codec: Codec, sizes: Mapping[str, int]) -> Residuals | None:
     """What ``feedback`` keeps of parameters with so many elements, or None for no feedback."""
-    return Residuals(sizes) if feedback and not isinstance(codec, Raw) else None
+    return None if feedback is None or isinstance(codec, Raw) else Residuals(sizes, feedback)
 
 
 class Reduction:
@@ -41,9 +42,7 @@ class Reduction:
         if residuals is not None:
             # What no rank used is not the model's to get: DDP drops its mean, and with it a residual that was sent along.
             idle = untouched(payload, layout) if self._finds_unused else []
-            payload.add_(residuals.current(layout.names))
-            for span in idle:
-                payload[span] = 0
+            residuals.enter(payload, layout.names, idle, layout.exact)
         exact = set_aside(payload, layout.exact)
         finish = None if exact is None else self.reducer.start_uncompressed(exact)
         if exact is not None:
@@ -51,21 +50,25 @@ class Reduction:
         if residuals is None:
             self.reducer.all_reduce(payload, "mean")
         else:
-            self._with_feedback(payload, layout.names, residuals, idle)
+            self._with_feedback(payload, layout, residuals, idle)
         if exact is not None and finish is not None:
             finish()
             put_back(payload, layout.exact, exact)
 
     def _with_feedback(
-        self, payload: torch.Tensor, names: tuple[str, ...], residuals: Residuals, idle: Sequence[slice]
+        self, payload: torch.Tensor, layout: Layout, residuals: Residuals, idle: Sequence[slice]
     ) -> None:  # fmt: skip
-        lost = residuals.following(names)
+        lost = residuals.following(layout.names)
         self.reducer.recorder.add(sent_squares=float(payload.dot(payload)))
         self.reducer.all_reduce(payload, "mean", lost)
+        if not residuals.form.second_shot:
+            lost[self.reducer.own_shard(lost.numel())] = 0
+        # Not every codec has a zero: what it makes of the place of an exact gradient is nobody's loss.
+        for span in layout.exact:
+            lost[span] = 0
         self.reducer.recorder.add(lost_squares=float(lost.dot(lost)))
-        for span in idle:
-            lost[span] += residuals.current(names)[span]
-        self._layouts.append(names)
+        residuals.leave(layout.names, idle)
+        self._layouts.append(layout.names)
 
     def commit(self) -> bool:
         """End the step, with the residuals that it left unless something of it was not finite: then False."""

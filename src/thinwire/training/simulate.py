@@ -19,6 +19,7 @@ from thinwire.codec.base import Codec
 from thinwire.collective.base import Link
 from thinwire.collective.simulated import NO_LINK, SimulatedGroup
 from thinwire.errors import ConfigError
+from thinwire.feedback.forms import Form, form_of, spec_of
 from thinwire.metrics import Recorder, Stats
 from thinwire.reducer import Reducer
 from thinwire.training.bucket import Layout, layout_of, shaped_like
@@ -44,7 +45,7 @@ class Simulation:
     """The ranks; the caller keeps one model and one optimizer, which stand for those of all ranks."""
 
     def __init__(
-        self, model: nn.Module, codec: str | Codec = "int8", ranks: int = 4, feedback: bool | None = None,
+        self, model: nn.Module, codec: str | Codec = "int8", ranks: int = 4, feedback: bool | str | Form | None = None,
         min_elements: int = MIN_ELEMENTS, bucket_cap_mb: float | None = None, link: Link = NO_LINK,
     ) -> None:  # fmt: skip
         """``feedback`` and ``min_elements`` as in :func:`compress`, ``bucket_cap_mb`` as in DistributedDataParallel.
@@ -53,8 +54,8 @@ class Simulation:
         range, and for a model that is not fp32 or has nothing to compress.
         """
         self.codec, self.ranks, self.min_elements = resolve(codec), ranks, min_elements
-        self.feedback = bool(feedback)
-        self._model = model
+        self.feedback = form_of(feedback, self.codec)
+        self._model, self.models = model, [model] * ranks
         self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         _check(self._parameters)
         self.share.check(self.codec, len(self._parameters), min_elements)
@@ -88,7 +89,7 @@ class Simulation:
 
     def summary(self) -> str:
         """One line for people: codec, bits, threshold, and what goes uncompressed."""
-        return self.share.summary(self.codec, self.feedback, self.min_elements)
+        return self.share.summary(self.codec, spec_of(self.feedback), self.min_elements)
 
     def stats(self) -> list[Stats]:
         """What each rank sent and received since the last call. Seconds are those of threads that share the processor."""
