@@ -157,6 +157,7 @@ def test_a_tiny_study_that_goes_on(tmp_path):
     assert done.returncode == 0, done.stderr
     first = json.loads(file.read_text())["rows"]
     assert [row["codec"] for row in first] == ["none", "bf16", "int4"]
+    assert "Warning" not in done.stderr
     done = thinwire(*TINY, "--codecs", "int4,int2", "--feedback", "off,plain", "--seeds", "2", "--json", str(file), "--resume")
     assert done.returncode == 0, done.stderr
     assert "9 runs" in done.stdout  # 6 contestants with 2 seeds, less 3
