@@ -27,6 +27,15 @@ class Reducer:
         self.recorder = recorder or Recorder()
         self._collective = TwoShot(transport, codec, self.recorder)
 
+    @property
+    def messages(self) -> int:
+        """Rows that this rank has encoded: with the rank, the seed of the next one's noise. A checkpoint keeps it."""
+        return self._collective.messages
+
+    @messages.setter
+    def messages(self, count: int) -> None:
+        self._collective.messages = count
+
     def all_reduce(self, x: torch.Tensor, op: Op = "mean", lost: torch.Tensor | None = None) -> None:
         """Mean or sum of ``x`` over the ranks, in place.
 

@@ -59,6 +59,23 @@ def _kernels(
 
 
 @app.command()
+def accuracy(
+    codecs: Annotated[str, typer.Option(help="Codecs separated by commas, fields behind semicolons; or all.")] = "all",
+    elements: Annotated[int, typer.Option(help="Numbers of each distribution.", min=1)] = 1 << 22,
+    seed: Annotated[int, typer.Option(help="Of the numbers.", min=0)] = 0,
+    json: Annotated[Path | None, typer.Option(help="Also write the rows to this file.")] = None,
+) -> None:
+    """What every codec loses of Gaussian, Laplace and Student-t(3) numbers, and the bits that it takes."""
+    check_json(json)
+    chosen = list(REGISTRY.values()) if codecs == "all" else [resolve(name.strip()) for name in codecs.split(",")]
+    from thinwire.bench.accuracy import COLUMNS, measure
+
+    rows = measure(chosen, elements, seed)
+    print_table(rows, COLUMNS, title=f"Squared error by squared number, {elements:,} numbers a distribution")
+    write_json(json, rows)
+
+
+@app.command()
 def peers(
     hivemind_python: Annotated[str | None, typer.Option(help="A Python that has hivemind, which needs numpy < 2.4.")] = None,
     codecs: Annotated[str, typer.Option(help="Our codecs to stand beside, separated by commas.")] = "fp16,int8,minmax8,int4",

@@ -176,6 +176,8 @@ class Handle:
         names = self._compressed_names() if self._residuals is not None else set[str]()
         kept = {n: state.shaped(self._residuals.of(n), self._parameters[n]) for n in sorted(names)} if self._residuals else {}
         made = state.pack(self._origin(), self.transport.rank, ranks or self.transport.size, kept, self._order, self._scale)
+        named = [self.transport.rank] if ranks is None else range(ranks)
+        made["messages"] = {f"rank{rank}": self._reducer.messages for rank in named}
         if ranks is not None:
             made["residuals"] = {f"rank{r}": {n: torch.zeros_like(v) for n, v in kept.items()} for r in range(ranks)}
         return made
@@ -196,6 +198,7 @@ class Handle:
             self._residuals.rescale(0.0)
         if self._residuals is not None:
             self._residuals.steps = state.feedback_steps(states)
+        self._reducer.messages = state.messages(states, self.transport.rank)
         self._replay = order
         self._scale = scale  # the saved run's; the next step brings residuals to the scaler's
 

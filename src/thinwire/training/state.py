@@ -113,3 +113,10 @@ def flattened(name: str, value: torch.Tensor, parameter: torch.Tensor) -> torch.
     flat = torch.empty(parameter.numel())
     shaped_like(flat, parameter).copy_(value)
     return flat
+
+
+def messages(states: Mapping[str, Any] | Sequence[Mapping[str, Any]], rank: int) -> int:
+    """The messages that this rank had sent when the state was saved; those of the busiest rank if it was not there."""
+    every = [states] if isinstance(states, Mapping) else list(states)
+    sent = {key: int(value) for one in every for key, value in one["messages"].items()}
+    return sent.get(f"rank{rank}", max(sent.values(), default=0))
