@@ -111,7 +111,12 @@ class Oracle:
 
 @pytest.mark.parametrize(
     ("codec", "variance_update", "feedback", "floor"),
-    [("int2", "warm_up", "plain", 0.1), ("int4", "zero_one", "plain", 0.0), ("int2", ZeroOne(scaler=2), "decay:0.5", 0.5)],
+    [
+        ("int2", "warm_up", "plain", 0.1),
+        ("sign1", "warm_up", "plain", 0.1),
+        ("int4", "zero_one", "plain", 0.0),
+        ("int2", ZeroOne(scaler=2), "decay:0.5", 0.5),
+    ],
 )
 def test_two_ranks_have_the_bits_of_the_oracle(codec, variance_update, feedback, floor):
     oracle = Oracle(codec, 0.5 if feedback == "decay:0.5" else 1.0, floor)
@@ -235,6 +240,7 @@ def test_an_element_without_variance_does_not_blow_up():
             rows = torch.arange(39) if step < 10 else torch.arange(40)
             simulation.backward(lambda rank, rows=rows, one=simulation: one.models[rank](rows).square().mean())
             simulation.step()
+        assert simulation.identical
         moved[floor] = float((model.weight.detach() - start)[39].abs().max())
     assert moved[0.1] < 0.1
     assert moved[0.0] > 1

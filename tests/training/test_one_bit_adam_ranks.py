@@ -101,7 +101,10 @@ def _resumed(rank: int, ddp: bool, fields: dict) -> list[str]:
     return [f"another trajectory from {n}" for n, one in enumerate(wrong) if not torch.equal(one, flat(whole.model))]
 
 
-@pytest.mark.parametrize(("ddp", "fields"), [(True, {}), (False, {"feedback": "average:0.9;reset=3"})])
+@pytest.mark.parametrize(
+    ("ddp", "fields"),
+    [(True, {}), (False, {"feedback": "average:0.9;reset=3"}), (False, {"codec": "int4;rounding=stochastic"})],
+)
 def test_a_resumed_run_goes_on_bit_for_bit(ddp, fields):
     assert real.run(_resumed, 2, ddp, fields) == [[], []]
 

@@ -167,7 +167,11 @@ def _ranks(
         )  # fmt: skip
         return replicas, replicas.optimizer, replicas.step
     optimizer = OPTIMIZERS[settings.optimizer](model, settings.lr)
-    return Simulation(model, contestant.codec, settings.ranks, contestant.feedback), optimizer, optimizer.step
+
+    def step() -> None:
+        optimizer.step()  # looked up each time: a schedule of the learning rate puts its own in its place
+
+    return Simulation(model, contestant.codec, settings.ranks, contestant.feedback), optimizer, step
 
 
 def _loss_of(workload: Workload, models: Sequence[nn.Module], batches: Sequence[Batch]) -> Callable[[int], torch.Tensor]:

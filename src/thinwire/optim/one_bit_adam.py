@@ -182,7 +182,8 @@ class OneBitAdam(torch.optim.Optimizer):
         residuals = exchange.residuals
         kept = {} if residuals is None else {n: checkpoint.shaped(residuals.of(n), self._every[int(n)]) for n in residuals.sizes}
         made = checkpoint.pack(self._origin(), peers.rank, peers.size, kept, [], 1.0)
-        return {**super().state_dict(), _KEY: made | {"step": self.steps}}
+        made |= {"step": self.steps, "messages": {f"rank{peers.rank}": exchange.reducer.messages}}
+        return {**super().state_dict(), _KEY: made}
 
     def load_state_dict(self, state_dict: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
         """Take over :meth:`state_dict` of the same parameters: the trajectory goes on bit for bit.
@@ -202,7 +203,7 @@ class OneBitAdam(torch.optim.Optimizer):
             residuals.steps = checkpoint.feedback_steps(ours)
         super().load_state_dict({key: value for key, value in states[0].items() if key != _KEY})
         self._restore_precision(states[0])
-        self.steps = int(ours[0]["step"])
+        self.steps, self._reducer.messages = int(ours[0]["step"]), checkpoint.messages(ours, peers.rank)
         self._prepare()
 
     def _restore_precision(self, saved: Mapping[str, Any]) -> None:
