@@ -16,7 +16,7 @@ from thinwire.codec.base import Codec
 from thinwire.codec.cast import Raw
 from thinwire.collective import shard
 from thinwire.collective.all_gather_sum import AllGatherSum
-from thinwire.collective.base import Peers
+from thinwire.collective.base import Noise, Peers
 from thinwire.collective.two_shot import Op, TwoShot
 from thinwire.metrics import Recorder
 
@@ -27,8 +27,13 @@ class Reducer:
     def __init__(self, transport: Peers, codec: Codec, recorder: Recorder | None = None) -> None:
         self.transport, self.codec = transport, codec
         self.recorder = recorder or Recorder()
-        self._collective = TwoShot(transport, codec, self.recorder)
-        self._sum = AllGatherSum(transport, codec, self.recorder) if codec.sums == "all_gather" else self._collective
+        self.noise = Noise(transport.rank)
+        self._two_shot = TwoShot(transport, codec, self.recorder, self.noise)
+        self._gather = AllGatherSum(transport, codec, self.recorder, self.noise)
+
+    def use(self, codec: Codec) -> None:
+        """Take ``codec`` from the next call on."""
+        self.codec = self._two_shot.codec = self._gather.codec = codec
 
     def all_reduce(self, x: torch.Tensor, op: Op = "mean", lost: torch.Tensor | None = None) -> None:
         """Mean or sum of ``x`` over the ranks, in place.
@@ -41,7 +46,8 @@ class Reducer:
                 lost.zero_()
             return
         self.recorder.add(elements_compressed=x.numel())
-        self._sum.all_reduce(x, self.shards(x.numel()), op, lost)
+        collective = self._gather if self.codec.sums == "all_gather" else self._two_shot
+        collective.all_reduce(x, self.shards(x.numel()), op, lost)
 
     def shards(self, n: int, size: int | None = None) -> shard.Shards:
         """How a tensor of ``n`` elements is cut for this network, into shards of ``size`` or nearly equal ones.
@@ -53,6 +59,11 @@ class Reducer:
             ranks, size = (1, n) if self.codec.sums == "all_gather" else (ranks, shard.even_size(n, ranks))
         bits = self.codec.expected_bits(shard.SEGMENT)
         return shard.paced(n, ranks, size, bits, link.rate, link.round_trip)
+
+    def own_shard(self, n: int) -> slice:
+        """The elements whose sum of an all-reduce of ``n`` this rank encodes: what is lost of them, the second shot lost."""
+        shards, rank = self.shards(n), self.transport.rank
+        return slice(min(rank * shards.size, n), min((rank + 1) * shards.size, n)) if shards.ranks > 1 else slice(0, 0)
 
     def all_reduce_uncompressed(self, x: torch.Tensor, op: Op = "mean") -> None:
         """The same through torch's all-reduce."""
@@ -77,11 +88,11 @@ class Reducer:
     def reduce_scatter(self, output: torch.Tensor, x: torch.Tensor, op: Op = "mean") -> None:
         """``output`` (m,) gets this rank's shard of the mean or sum of ``x`` (ranks * m,)."""
         self.recorder.add(elements_compressed=x.numel())
-        self._collective.reduce_scatter(output, x, self.shards(x.numel(), output.numel()), op)
+        self._two_shot.reduce_scatter(output, x, self.shards(x.numel(), output.numel()), op)
 
     def all_gather(self, output: torch.Tensor, x: torch.Tensor) -> None:
         """``output`` (ranks * m,) gets every rank's ``x`` (m,), quantized once, the same bits on all ranks."""
         shards = self.shards(output.numel(), x.numel())
         output[shards.size * self.transport.rank :][: shards.size].copy_(x)
         self.recorder.add(elements_compressed=output.numel())
-        self._collective.all_gather(output, shards)
+        self._two_shot.all_gather(output, shards)

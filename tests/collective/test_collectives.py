@@ -51,7 +51,7 @@ def _one_size(rank: int, ranks: int, transport: Transport, n: int) -> list[str]:
     shards = shard.even(n, ranks, segment)
     tensors = [tensor_of(other, n, seed=5) for other in range(ranks)]
     mine, lost = torch.from_numpy(tensors[rank].copy()), torch.full((n,), 9.0)
-    reducer._collective.all_reduce(mine, shards, "mean", lost)
+    reducer._two_shot.all_reduce(mine, shards, "mean", lost)
     if not np.array_equal(mine.numpy(), all_reduced(tensors, codec, "mean", segment)):
         wrong.append("mean")
     for owner in range(ranks):
@@ -93,7 +93,7 @@ def _gathered(rank: int, ranks: int, style: str) -> list[str]:
         tensors = [tensor_of(other, n, seed=6) for other in range(ranks)]
         mine, lost = torch.from_numpy(tensors[rank].copy()), torch.full((n,), 9.0)
         shards = shard.Shards(n=n, ranks=1, size=n, segment=segment, in_flight=2)
-        reducer._sum.all_reduce(mine, shards, "mean", lost)
+        reducer._gather.all_reduce(mine, shards, "mean", lost)
         if not np.array_equal(mine.numpy(), all_reduced(tensors, codec, "mean", segment)):
             wrong.append(f"mean of {n}")
         pieces = [tensors[rank][at : at + segment] for at in range(0, n, segment)]
@@ -190,7 +190,7 @@ def _buffers(rank: int) -> int:
     reducer = Reducer(of(), tw.codec("int8"))
     for n in range(1, 3000, 7):
         reducer.all_reduce(torch.ones(n))
-    return reducer._collective.buffers.kept
+    return reducer._two_shot.buffers.kept
 
 
 def test_tensors_of_many_sizes_share_a_few_buffers():

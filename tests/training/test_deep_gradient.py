@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 import ranks as real
 import thinwire as tw
 from thinwire.bench.oracle import roundtrip
-from thinwire.deep_gradient import Momenta
+from thinwire.feedback.momenta import Momenta
 from thinwire.training.optimizers import check_optimizer
 from thinwire.workloads.loop import replicas_identical
 from training.test_ddp import backward, local_gradients, network, parts
@@ -231,7 +231,7 @@ def _resume(rank: int) -> list[str]:
             handle.load_state_dict(other)
             wrong.append("a state of another feedback was taken")
         except tw.ConfigError as error:
-            wrong += [] if "do not fit" in str(error) else [str(error)]
+            wrong += [] if "residuals of feedback" in str(error) else [str(error)]
     return wrong
 
 
@@ -251,10 +251,10 @@ def _nonfinite(rank: int) -> list[str]:
     job.step(3, float("nan") if rank == 1 else 1.0)
     after = job.handle.state_dict()
     wrong = [n for n, value in before.items() if not torch.equal(value, flat(after, rank)[n])]
-    wrong += [] if not job.handle.finite and after["schedule_step"] == 3 else ["the step counts"]
+    wrong += [] if not job.handle.finite and after["feedback_steps"] == 3 else ["the step counts"]
     job.step(4)
     last = job.handle.state_dict()
-    wrong += [] if job.handle.finite and last["schedule_step"] == 4 else ["the next step does not count"]
+    wrong += [] if job.handle.finite and last["feedback_steps"] == 4 else ["the next step does not count"]
     return wrong + [n for n, value in flat(last, rank).items() if not value.isfinite().all()]
 
 

@@ -55,5 +55,5 @@ def _differ(rank: int) -> str:
 
 def test_ranks_with_other_momentum_fail_before_the_first_byte():
     for message in real.run(_differ, 2):
-        assert "momentum=0.9" in message
-        assert "momentum=0.5" in message
+        assert "dgc:0.9" in message
+        assert "dgc:0.5" in message

@@ -106,10 +106,11 @@ def test_errors_are_those_of_the_librarys_own_rows(made):
     for x, out in zip(tensors, back, strict=True):
         for _, span in rows_of(n, 1 if made.sums == "all_gather" else ranks):
             out[span] = np.asarray(made.decode(made.encode(x[None, span]), span.stop - span.start))[0]
-    assert found.nmse == pytest.approx(nmse(np.stack(tensors), np.stack(back)), rel=1e-6, abs=1e-30)
+    # One seed for everything here and in the oracle is right where there is no noise; else the figures agree as statistics do.
+    plain = np.array_equal(made.encode(gaussian(1, n), seed=0), made.encode(gaussian(1, n), seed=1))
+    assert found.nmse == pytest.approx(nmse(np.stack(tensors), np.stack(back)), rel=1e-6 if plain else 0.05, abs=1e-30)
     mean = np.stack(tensors).astype(np.float64).mean(axis=0)
-    # The oracle has one seed for everything, which is right where there is no noise.
-    if np.array_equal(made.encode(gaussian(1, n), seed=0), made.encode(gaussian(1, n), seed=1)):
+    if plain:
         expected = nmse(mean, all_reduced(tensors, made, "mean"))
         assert found.mean_nmse == pytest.approx(expected, rel=1e-4, abs=1e-14)
     assert found.bits_per_element == made.bits_per_element(1 << 19)
@@ -181,7 +182,7 @@ def test_gaussian_gradients_of_four_ranks_take_4_bits_and_correlated_ones_no_few
     collection.add("independent", list(gaussian(4, 4 * 16_384).reshape(4, 256, 256)))
     collection.add("the same", [gaussian(1, 65_536).reshape(256, 256)] * 4)
     independent, same = (L.choose(layer, TOLERANCE) for layer in collection.layers())
-    assert (independent.codec, same.codec) == ("int4", "int4")
+    assert (independent.codec, same.codec) == ("gauss4", "gauss4")  # 4.06 bits, where int4 has 4.27
     assert independent.mean_nmse == pytest.approx(1.75 * independent.nmse, rel=0.05)  # D (N-1)/N + D
     assert collection.layers()[1].correlation == pytest.approx(1)
 

@@ -221,4 +221,4 @@ def test_a_built_in_workload(tmp_path):
     assert (rows["3.weight"]["ranks"], rows["3.weight"]["steps"], rows["3.weight"]["elements"]) == (3, 2, 216_320)
     assert 0.5 < rows["3.weight"]["correlation"] < 1
     assert rows["0.bias"]["codec"] == "none"
-    assert rows["3.weight"]["codec"] == "int4"
+    assert rows["3.weight"]["codec"] == "gauss4"

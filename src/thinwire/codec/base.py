@@ -28,7 +28,6 @@ class Codec(ABC):
 
     source: ClassVar[str]
     """Where the formula comes from."""
-
     named: ClassVar[tuple[str, ...]] = ("bits",)
     """The fields that the registered name says, so that neither a spec nor a caller says them again."""
 

@@ -16,11 +16,10 @@ from collections.abc import Callable
 import torch
 
 from thinwire.codec.base import Codec
-from thinwire.collective.base import Peers, Pending
+from thinwire.collective.base import Noise, Peers, Pending
 from thinwire.collective.buffers import Buffers
 from thinwire.collective.shard import Shards
 from thinwire.collective.two_shot import Op
-from thinwire.kernels.rng import mixed
 from thinwire.metrics import Recorder
 
 
@@ -30,12 +29,10 @@ class AllGatherSum:
     Buffers are kept between calls; one thread uses an instance at a time, and all ranks call in the same order.
     """
 
-    def __init__(self, transport: Peers, codec: Codec, recorder: Recorder) -> None:
-        self.transport, self.codec, self.recorder = transport, codec, recorder
+    def __init__(self, transport: Peers, codec: Codec, recorder: Recorder, noise: Noise) -> None:
+        self.transport, self.codec, self.recorder, self._noise = transport, codec, recorder, noise
         self.buffers = Buffers()
         self._flight: deque[tuple[Pending, Callable[[], None]]] = deque()
-        self.messages = 0
-        """Rows encoded so far: with the rank, the seed of the noise of the next one."""
 
     def all_reduce(self, x: torch.Tensor, shards: Shards, op: Op, error: torch.Tensor | None = None) -> None:
         """Sum or mean of ``x`` over the ranks, in place, in the segments of the one shard that ``shards`` has.
@@ -61,9 +58,8 @@ class AllGatherSum:
         size = self.codec.wire_bytes(x.numel())
         rows = [self.buffers.borrow(size) for _ in range(ranks)]
         with self.recorder.timed("encode_seconds"):
-            seed = mixed(me, self.messages)
-            self.codec.encode(x[None], out=rows[me][None], error=None if error is None else error[None], seed=seed)
-        self.messages += 1
+            lost = None if error is None else error[None]
+            self.codec.encode(x[None], out=rows[me][None], error=lost, seed=self._noise.seed())
         for step in range(1, ranks):
             to, source = (me + step) % ranks, (me - step) % ranks
             pending = self.transport.exchange(rows[me], to, rows[source], source)

@@ -8,6 +8,8 @@ from typing import Protocol
 
 import torch
 
+from thinwire.kernels.rng import mixed
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Link:
@@ -15,6 +17,20 @@ class Link:
 
     rate: float
     round_trip: float
+
+
+class Noise:
+    """Seeds of a rank's messages: other noise on every rank and for every message."""
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+        self.messages = 0
+        """Seeds that were given. A checkpoint keeps it."""
+
+    def seed(self) -> int:
+        """That of the next message."""
+        self.messages += 1
+        return mixed(self._rank, self.messages - 1)
 
 
 class Pending(Protocol):

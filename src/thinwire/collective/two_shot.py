@@ -20,10 +20,9 @@ from typing import Literal
 import torch
 
 from thinwire.codec.base import Codec
-from thinwire.collective.base import Peers, Pending
+from thinwire.collective.base import Noise, Peers, Pending
 from thinwire.collective.buffers import Buffers
 from thinwire.collective.shard import Shards
-from thinwire.kernels.rng import mixed
 from thinwire.metrics import Recorder
 
 Op = Literal["mean", "sum"]
@@ -35,13 +34,11 @@ class TwoShot:
     Buffers are kept between calls; one thread uses an instance at a time, and all ranks call in the same order.
     """
 
-    def __init__(self, transport: Peers, codec: Codec, recorder: Recorder) -> None:
-        self.transport, self.codec, self.recorder = transport, codec, recorder
+    def __init__(self, transport: Peers, codec: Codec, recorder: Recorder, noise: Noise) -> None:
+        self.transport, self.codec, self.recorder, self._noise = transport, codec, recorder, noise
         self._flight: deque[tuple[int | None, Pending, Callable[[], None]]] = deque()
         self._in_flight = 3
         self.buffers = Buffers()
-        self.messages = 0
-        """Rows encoded so far: with the rank, the seed of the noise of the next one."""
 
     def all_reduce(self, x: torch.Tensor, shards: Shards, op: Op, error: torch.Tensor | None = None) -> None:
         """Sum or mean of ``x`` over the ranks, in place. ``error`` receives what this rank must add to its next tensor."""
@@ -112,9 +109,8 @@ class TwoShot:
             return None
         wire = self.buffers.borrow(self.codec.wire_bytes(x.numel()))
         with self.recorder.timed("encode_seconds"):
-            seed = mixed(self.transport.rank, self.messages)
-            self.codec.encode(x[None], out=wire[None], error=None if error is None else error[None], seed=seed)
-        self.messages += 1
+            lost = None if error is None else error[None]
+            self.codec.encode(x[None], out=wire[None], error=lost, seed=self._noise.seed())
         return wire
 
     def _decode(self, wire: torch.Tensor, out: torch.Tensor, add: bool) -> None:

@@ -8,7 +8,6 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.codec.base import Codec
-from thinwire.deep_gradient import DeepGradient, require_sparse
 from thinwire.errors import ConfigError
 
 
@@ -28,12 +27,8 @@ def unwrapped(model: torch.nn.Module) -> DistributedDataParallel:
     return model
 
 
-def check_arguments(codec: Codec, feedback: object, min_elements: object, verify_every: object) -> None:
+def check_arguments(min_elements: object, verify_every: object) -> None:
     """Raises ConfigError for arguments of ``compress`` that are out of range."""
-    if feedback not in (None, True, False) and not isinstance(feedback, DeepGradient):
-        raise ConfigError(f"feedback={feedback!r} is not allowed; allowed: None, True, False, DeepGradient(...)")
-    if isinstance(feedback, DeepGradient):
-        require_sparse(codec)
     if isinstance(min_elements, bool) or not isinstance(min_elements, int) or min_elements < 0:
         raise ConfigError(f"min_elements={min_elements!r} is out of range; allowed: 0 or more")
     if verify_every is not None and (isinstance(verify_every, bool) or not isinstance(verify_every, int) or verify_every < 1):

@@ -6,13 +6,12 @@ so backward continues while the worker encodes and sends. Nothing waits inside a
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from typing import Any, Final
 
 import torch
@@ -22,8 +21,9 @@ from thinwire.codec import codec as resolve
 from thinwire.codec.base import Codec
 from thinwire.codec.cast import Raw
 from thinwire.collective.handshake import agree
-from thinwire.deep_gradient import DeepGradient
 from thinwire.errors import ConfigError
+from thinwire.feedback.forms import Feedback
+from thinwire.feedback.specs import form_of, spec_of
 from thinwire.kernels.threads import set_num_threads
 from thinwire.metrics import Recorder, Stats
 from thinwire.overlap import worker_of
@@ -31,10 +31,10 @@ from thinwire.reducer import Reducer
 from thinwire.training import state
 from thinwire.training.bucket import Held, as_payload, layout_of, regrouped, share_out
 from thinwire.training.checks import check_arguments, check_parameters, compile_kernels, unwrapped
-from thinwire.training.hook import is_compressed, register
+from thinwire.training.hook import is_compressed, raise_after_backward, register
 from thinwire.training.optimizers import watch_optimizers
 from thinwire.training.payoff import Payoff
-from thinwire.training.reduction import Reduction, feedback_of, residuals_for, travels_compressed
+from thinwire.training.reduction import Reduction, residuals_for, travels_compressed
 from thinwire.training.share import Share, share_of
 from thinwire.training.verify import verify
 
@@ -44,7 +44,7 @@ MIN_ELEMENTS: Final = 256
 def compress(
     model: torch.nn.Module,
     codec: str | Codec = "int8",
-    feedback: bool | DeepGradient | None = None,
+    feedback: bool | str | Feedback | None = None,
     min_elements: int = MIN_ELEMENTS,
     streams: int | None = None,
     timeout: float | None = None,
@@ -53,10 +53,11 @@ def compress(
     """Send the gradients of a DistributedDataParallel ``model`` with ``codec``; call it once, on every rank.
 
     Parameters with one dimension or fewer than ``min_elements`` elements go uncompressed (fp32); so does what
-    ``codec="none"`` names. ``feedback=True`` adds what the wire lost of a gradient to the next one; None takes the codec's own
-    default, which is on for ``topk`` only (docs/numerics.md says why); ``feedback=DeepGradient(...)`` has momentum before the
-    wire, for ``topk`` and SGD without momentum. ``streams`` connections a pair of ranks; None lets a probe of the network
-    choose. ``timeout`` seconds without a byte from a rank end the run; None takes the process group's.
+    ``codec="none"`` names. ``feedback=True``, or "plain", adds what the wire lost of a gradient to the next one; "decay:0.95" and
+    "average:0.9" add less (feedback/forms.py; docs/training.md); ``DeepGradient(...)`` has momentum before the wire, for ``topk``
+    and SGD without momentum; None takes the codec's own default, which is on for ``topk`` only (docs/numerics.md says why).
+    ``streams`` connections a pair of ranks; None lets a probe of the network choose. ``timeout`` seconds without a byte from a
+    rank end the run; None takes the process group's.
     With ``verify_every=K``, every K-th backward hashes the parameters of all ranks and raises DisagreementError if they differ.
     Returns the handle that measures and removes. After a few steps, rank 0 logs a warning if
     uncompressed gradients would be faster on this network.
@@ -66,15 +67,15 @@ def compress(
     Then ``backward()`` raises PeerLost or CollectiveTimeout, which name the rank, if one is lost.
     """
     ddp, made = unwrapped(model), resolve(codec)
-    check_arguments(made, feedback, min_elements, verify_every)
-    return Handle(ddp, made, feedback_of(feedback, made), min_elements, streams, timeout, verify_every)
+    check_arguments(min_elements, verify_every)
+    return Handle(ddp, made, form_of(feedback, made), min_elements, streams, timeout, verify_every)
 
 
 class Handle:
     """One compressed model: what was sent, its residuals, and the way back. Made by :func:`compress`."""
 
     def __init__(
-        self, model: DistributedDataParallel, codec: Codec, feedback: bool | DeepGradient, min_elements: int,
+        self, model: DistributedDataParallel, codec: Codec, feedback: Feedback | None, min_elements: int,
         streams: int | None = None, timeout: float | None = None, verify_every: int | None = None,
     ) -> None:  # fmt: skip
         self.codec, self.feedback, self.min_elements = codec, feedback, min_elements
@@ -98,7 +99,6 @@ class Handle:
         self._told = self._unsynced = False
         self._model = weakref.ref(model)
         self._reduction = Reduction(self._reducer, self._residuals, bool(model.find_unused_parameters))
-        self._momenta = self._reduction.momenta
         self._order: state.Order = []
         self._coming: state.Order = []
         self._replay: state.Order = []
@@ -115,7 +115,7 @@ class Handle:
         """Whether all gradients of the last step were finite, the same on all ranks; kept with feedback only."""
         set_num_threads(max(1, torch.get_num_threads()))
         register(model, self, self.transport)
-        if self._momenta is not None:
+        if self._reduction.momenta is not None:
             watch_optimizers(self, self._parameters.values())
         if self.transport.rank == 0:
             logging.getLogger("thinwire").info(self.summary())
@@ -127,7 +127,7 @@ class Handle:
 
     def summary(self) -> str:
         """One line for people: codec, bits, threshold, and what goes uncompressed."""
-        return self.share.summary(self.codec, bool(self.feedback), self.min_elements)
+        return self.share.summary(self.codec, spec_of(self.feedback), self.min_elements)
 
     def follow(self, scaler: Any) -> None:
         """Keep residuals in units of the gradients while ``scaler``, a torch.amp.GradScaler, changes its loss scale."""
@@ -165,11 +165,12 @@ class Handle:
         ranks saved; :meth:`load_state_dict` then takes it on any number of ranks.
         """
         kept = state.kept(self._residuals, self._parameters, self._compressed_names())
-        mine, spec = self.transport.rank, self.codec.spec()
-        made = state.pack(spec, mine, ranks or self.transport.size, kept, self._order, self._scale)
+        made = state.pack(self._origin(), self.transport.rank, ranks or self.transport.size, kept, self._order, self._scale)
+        named = [self.transport.rank] if ranks is None else range(ranks)
+        made["messages"] = {f"rank{rank}": self._reducer.noise.messages for rank in named}
         if ranks is not None:
             made["residuals"] = {f"rank{r}": {n: torch.zeros_like(v) for n, v in kept.items()} for r in range(ranks)}
-        return made | ({"schedule_step": self._momenta.step} if self._momenta is not None else {})
+        return made
 
     def load_state_dict(self, states: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
         """Take over :meth:`state_dict` of the same model, in any bucket layout; a list has those of all ranks that saved.
@@ -178,15 +179,14 @@ class Handle:
         ranks, every rank takes the mean of all residuals given, or zero if some are missing, and the log says which. Raises
         ConfigError if it does not fit.
         """
-        found, order, scale = state.unpack(states, self.codec.spec(), self.transport.rank, self.transport.size)
-        if found and self._residuals is None:
-            raise ConfigError("state has residuals, but feedback is off; allowed: compress(..., feedback=True)")
+        found, order, scale = state.unpack(states, self._origin(), self.transport.rank, self.transport.size)
         if self._residuals is not None and found is not None:
             state.take_over(self._residuals, found, self._parameters, self._compressed_names())
         elif self._residuals is not None:
             self._residuals.rescale(0.0)
-        if self._momenta is not None:
-            self._momenta.step = state.schedule_step(states)
+        if self._residuals is not None:
+            self._residuals.steps = state.feedback_steps(states)
+        self._reducer.noise.messages = state.messages(states, self.transport.rank)
         self._replay = order
         self._scale = scale  # the saved run's; the next step brings residuals to the scaler's
 
@@ -222,7 +222,8 @@ class Handle:
             # After the first step, DDP orders its buckets anew.
             self._order, self._coming = self._replay or (self._coming if self._step > 1 else []), []
             self._replay = []
-            self._raise_after_backward()
+            tasks, self._tasks = self._tasks, []
+            raise_after_backward(tasks)
         return future
 
     def _weight(self) -> float | None:
@@ -254,20 +255,6 @@ class Handle:
             share_out(order, held)
 
         return lambda: self._run(held, task)
-
-    def _raise_after_backward(self) -> None:
-        """Have ``backward()`` raise what went wrong: DDP itself would only say that an exception is no tensor."""
-        tasks, self._tasks = self._tasks, []
-
-        def look() -> None:
-            wait(tasks)  # all of them, so that nothing of this step is still on its way when the script goes on
-            for one in tasks:
-                one.result()
-
-        # Outside of backward, as where join() stands in for a rank that has ended, DDP waits for the futures themselves.
-        with contextlib.suppress(RuntimeError):
-            engine: Any = torch.autograd.Variable._execution_engine  # pyright: ignore[reportPrivateUsage]  as FSDP does
-            engine.queue_callback(look)
 
     def _reduce(self, held: Held, last: bool) -> None:
         buffer, parameters = held.buffer, held.parameters
@@ -337,6 +324,11 @@ class Handle:
         if line is not None and self.transport.rank == 0:
             logging.getLogger("thinwire").warning(line)
 
+    def _origin(self) -> state.Origin:
+        """What a state has in common with this handle."""
+        steps = 0 if self._residuals is None else self._residuals.steps
+        return state.Origin(codec=self.codec.spec(), feedback=spec_of(self.feedback), steps=steps)
+
     def _compressed_names(self) -> set[str]:
         return {name for name, p in self._parameters.items() if self._compressed(p)}
 
@@ -345,6 +337,6 @@ class Handle:
 
     def _agree(self) -> None:
         listing = [f"{name} {p.dtype}{list(p.shape)}" for name, p in self._parameters.items()]
-        facts = {"codec": self.codec.spec(), "feedback": self.feedback, "min_elements": self.min_elements}
+        facts = {"codec": self.codec.spec(), "feedback": spec_of(self.feedback), "min_elements": self.min_elements}
         facts |= {"timeout": self.transport.timeout, "verify_every": self._verify_every}
         agree(self.transport, "compress", listing, **facts)

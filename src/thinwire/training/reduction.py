@@ -11,8 +11,10 @@ import torch
 
 from thinwire.codec.base import Codec
 from thinwire.codec.cast import Raw
-from thinwire.deep_gradient import DeepGradient, Momenta
-from thinwire.feedback import Residuals
+from thinwire.feedback.deep_gradient import DeepGradient
+from thinwire.feedback.forms import Feedback, Form
+from thinwire.feedback.momenta import Momenta
+from thinwire.feedback.residuals import Residuals
 from thinwire.reducer import Reducer
 from thinwire.training.bucket import Layout, put_back, set_aside, untouched
 
@@ -22,14 +24,8 @@ def travels_compressed(parameter: torch.Tensor, codec: Codec, min_elements: int)
     return not isinstance(codec, Raw) and parameter.dim() > 1 and parameter.numel() >= min_elements
 
 
-def feedback_of(feedback: bool | DeepGradient | None, codec: Codec) -> bool | DeepGradient:
-    """What ``compress(feedback=...)`` means: None is the codec's own default."""
-    chosen = codec.feedback_default if feedback is None else feedback
-    return chosen if isinstance(chosen, DeepGradient) else bool(chosen)
-
-
 def residuals_for(
-    feedback: bool | DeepGradient, codec: Codec, sizes: Mapping[str, int], ranks: int
+    feedback: Feedback | None, codec: Codec, sizes: Mapping[str, int], ranks: int
 ) -> Residuals | Momenta | None:  # fmt: skip
     """What ``feedback`` keeps of parameters with so many elements, or None for no feedback.
 
@@ -37,7 +33,7 @@ def residuals_for(
     """
     if isinstance(feedback, DeepGradient):
         return Momenta(feedback, sizes, codec, ranks)
-    return Residuals(sizes) if feedback and not isinstance(codec, Raw) else None
+    return Residuals(sizes, feedback) if isinstance(feedback, Form) and not isinstance(codec, Raw) else None
 
 
 class Reduction:
@@ -57,8 +53,8 @@ class Reduction:
 
     def follow_schedule(self) -> None:
         """Before a step: in a warm-up, send with the codec of its stage; all ranks count the same steps."""
-        if self.momenta is not None and self.momenta.codec != self.reducer.codec:
-            self.reducer = Reducer(self.reducer.transport, self.momenta.codec, self.reducer.recorder)
+        if self.momenta is not None:
+            self.reducer.use(self.momenta.codec)
 
     def clip(self, gradients: Iterable[torch.Tensor], loss_scale: float = 1.0) -> None:
         """Where local clipping is on, find its factor from all buckets, whose numbers are ``loss_scale`` times too large."""
@@ -94,6 +90,11 @@ class Reduction:
         lost = residuals.following(names)
         self.reducer.recorder.add(sent_squares=float(payload.dot(payload)))
         self.reducer.all_reduce(payload, "mean", lost)
+        if isinstance(residuals, Residuals) and not residuals.form.second_shot:
+            lost[self.reducer.own_shard(lost.numel())] = 0
+        # Not every codec has a zero: what it makes of the place of an exact gradient is nobody's loss.
+        for span in layout.exact:
+            lost[span] = 0
         self.reducer.recorder.add(lost_squares=float(lost.dot(lost)))
         residuals.leave(names, idle)
         self._layouts.append(names)

@@ -24,13 +24,13 @@ class Share:
     def total(self) -> int:
         return self.compressed + self.uncompressed
 
-    def summary(self, codec: Codec, feedback: bool, min_elements: int) -> str:
-        """One line: codec, bits, threshold, and what goes uncompressed."""
+    def summary(self, codec: Codec, feedback: str, min_elements: int) -> str:
+        """One line: codec, bits, feedback's spec, threshold, and what goes uncompressed."""
         if not self.compressed:
             return f"{codec.spec()}: all {self.total:,} gradient elements uncompressed (fp32)"
         return (
             f"{codec.spec()}: {self.compressed:,} of {self.total:,} gradient elements compressed to "
-            f"{codec.expected_bits(self.compressed):.3f} bits, feedback {'on' if feedback else 'off'}; "
+            f"{codec.expected_bits(self.compressed):.3f} bits, feedback {feedback}; "
             f"{self.uncompressed:,} uncompressed (fewer than {min_elements} elements or one dimension): "
             f"{', '.join(self.names_uncompressed) or 'none'}"
         )

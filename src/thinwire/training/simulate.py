@@ -18,15 +18,17 @@ from thinwire.codec import codec as resolve
 from thinwire.codec.base import Codec
 from thinwire.collective.base import Link
 from thinwire.collective.simulated import NO_LINK, SimulatedGroup
-from thinwire.deep_gradient import DeepGradient
 from thinwire.errors import ConfigError
+from thinwire.feedback.deep_gradient import DeepGradient
+from thinwire.feedback.forms import Feedback
+from thinwire.feedback.specs import form_of, spec_of
 from thinwire.metrics import Recorder, Stats
 from thinwire.reducer import Reducer
 from thinwire.training.bucket import Layout, layout_of, shaped_like
 from thinwire.training.checks import check_arguments, check_parameters, compile_kernels
 from thinwire.training.ddp import MIN_ELEMENTS
 from thinwire.training.optimizers import watch_optimizers
-from thinwire.training.reduction import Reduction, feedback_of, residuals_for, travels_compressed
+from thinwire.training.reduction import Reduction, residuals_for, travels_compressed
 from thinwire.training.share import Share, share_of
 
 _MIB: Final = 1 << 20
@@ -46,7 +48,7 @@ class Simulation:
     """The ranks; the caller keeps one model and one optimizer, which stand for those of all ranks."""
 
     def __init__(
-        self, model: nn.Module, codec: str | Codec = "int8", ranks: int = 4, feedback: bool | DeepGradient | None = None,
+        self, model: nn.Module, codec: str | Codec = "int8", ranks: int = 4, feedback: bool | str | Feedback | None = None,
         min_elements: int = MIN_ELEMENTS, bucket_cap_mb: float | None = None, link: Link = NO_LINK,
     ) -> None:  # fmt: skip
         """``feedback`` and ``min_elements`` as in :func:`compress`, ``bucket_cap_mb`` as in DistributedDataParallel.
@@ -55,9 +57,9 @@ class Simulation:
         range, and for a model that is not fp32 or has nothing to compress.
         """
         self.codec, self.ranks, self.min_elements = resolve(codec), ranks, min_elements
-        check_arguments(self.codec, feedback, min_elements, None)
-        self.feedback = feedback_of(feedback, self.codec)
-        self._model = model
+        check_arguments(min_elements, None)
+        self.feedback = form_of(feedback, self.codec)
+        self._model, self.models = model, [model] * ranks
         self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         _check(self._parameters)
         self.share.check(self.codec, len(self._parameters), min_elements)
@@ -97,7 +99,7 @@ class Simulation:
 
     def summary(self) -> str:
         """One line for people: codec, bits, threshold, and what goes uncompressed."""
-        return self.share.summary(self.codec, bool(self.feedback), self.min_elements)
+        return self.share.summary(self.codec, spec_of(self.feedback), self.min_elements)
 
     def stats(self) -> list[Stats]:
         """What each rank sent and received since the last call. Seconds are those of threads that share the processor."""

@@ -12,17 +12,25 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 
 from thinwire.errors import ConfigError
+from thinwire.feedback.forms import Form, Plain
+from thinwire.feedback.stores import Flats, Packed
 
 
 class Residuals:
-    """One fp32 residual for each named parameter, laid out flat in the order in which a bucket needs them."""
+    """A residual for each named parameter, laid out flat in the order in which a bucket needs them."""
 
-    def __init__(self, sizes: Mapping[str, int]) -> None:
-        """``sizes`` are the elements of each parameter that is compressed."""
-        self._sizes = self.sizes = dict(sizes)
-        self._flats: dict[tuple[str, ...], torch.Tensor] = {}
-        self._next: dict[tuple[str, ...], torch.Tensor] = {}
+    def __init__(self, sizes: Mapping[str, int], form: Form | None = None) -> None:
+        """``sizes`` are the elements of each parameter that is compressed; ``form`` None is :class:`Plain`."""
+        self.sizes, self.form = dict(sizes), form or Plain()
+        self.steps = 0
+        """Steps that were committed."""
+        self._store = Packed(self.sizes) if self.form.packed else Flats(self.sizes)
         self._finite = True
+
+    @property
+    def memory_bytes(self) -> int:
+        """What is kept between two steps."""
+        return self._store.memory_bytes
 
     @property
     def parts(self) -> dict[str, Residuals]:
@@ -31,15 +39,11 @@ class Residuals:
 
     def current(self, names: tuple[str, ...]) -> torch.Tensor:
         """The residuals of ``names``, one after another: (sum of sizes,) fp32, zero at the start."""
-        if names not in self._flats:
-            flat = torch.cat([self.of(name) for name in names])
-            stale = [layout for layout in self._flats if set(layout) & set(names)]
-            kept = {name: self.of(name).clone() for layout in stale for name in layout if name not in names}
-            for layout in stale:
-                del self._flats[layout]
-            self._flats |= {(name,): value for name, value in kept.items()}
-            self._flats[names] = flat
-        return self._flats[names]
+        return self._store.current(names)
+
+    def following(self, names: tuple[str, ...]) -> torch.Tensor:
+        """Where the step writes what it lost; :meth:`leave` makes a residual of it, current with :meth:`commit`."""
+        return self._store.following(names)
 
     def enter(
         self, payload: torch.Tensor, names: tuple[str, ...], idle: Sequence[slice], exact: Sequence[slice]
@@ -50,16 +54,16 @@ class Residuals:
             payload[span] = 0
 
     def leave(self, names: tuple[str, ...], idle: Sequence[slice]) -> None:
-        """What is owed at the spans ``idle`` stays so."""
-        for span in idle:
-            self.following(names)[span] += self.current(names)[span]
-
-    def following(self, names: tuple[str, ...]) -> torch.Tensor:
-        """Where the step writes what it lost; it becomes current with :meth:`commit`."""
-        if names not in self._next:
-            self._next = {layout: flat for layout, flat in self._next.items() if not set(layout) & set(names)}
-            self._next[names] = torch.zeros_like(self.current(names))
-        return self._next[names]
+        """Make the residual of what was lost; what is owed at the spans ``idle`` stays so, and what was lost there is added."""
+        lost, before = self.following(names), self.current(names)
+        held = [before[span] + lost[span] * self.form.gain for span in idle]
+        if self.form.gain != 1:
+            lost.mul_(self.form.gain)
+        if self.form.keep:
+            lost.add_(before, alpha=self.form.keep)
+        for span, one in zip(idle, held, strict=True):
+            lost[span] = one
+        self._store.hold(names)
 
     def seen(self, mean: torch.Tensor) -> None:
         """Note whether a result of this step is finite; all ranks see the same result, so all decide the same."""
@@ -71,34 +75,31 @@ class Residuals:
         finite, self._finite = self._finite, True
         if finite:
             for names in layouts:
-                self._flats[names], self._next[names] = self._next[names], self._flats[names]
+                self._store.take_over(names)
+            self.steps += 1
+            if self.form.reset_steps is not None and self.steps % self.form.reset_steps == 0:
+                self.rescale(0.0)
         return finite
 
     def rescale(self, factor: float) -> None:
         """Multiply every residual, as when the loss scale changes by ``factor``."""
-        for flat in self._flats.values():
-            flat.mul_(factor)
+        self._store.rescale(factor)
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """A copy of each parameter's residual, by name: (elements,) fp32."""
-        return {name: self.of(name).clone() for name in self._sizes}
+        return {name: self.of(name).clone() for name in self.sizes}
 
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
         """Take residuals from :meth:`state_dict`. Raises ConfigError for other names or sizes."""
         sizes = {name: value.numel() for name, value in state.items()}
-        if sizes != self._sizes:
-            wrong = sorted(name for name in {*sizes, *self._sizes} if sizes.get(name) != self._sizes.get(name))
+        if sizes != self.sizes:
+            wrong = sorted(name for name in {*sizes, *self.sizes} if sizes.get(name) != self.sizes.get(name))
             raise ConfigError(
                 f"residuals do not fit: {wrong[0]} has {sizes.get(wrong[0], 'no')} elements in the state; "
-                f"allowed: {self._sizes.get(wrong[0], 'no such parameter')}"
+                f"allowed: {self.sizes.get(wrong[0], 'no such parameter')}"
             )
-        self._next.clear()
-        self._flats = {(name,): value.detach().clone().float().view(-1) for name, value in state.items()}
+        self._store.load({name: value.detach().clone().float().view(-1) for name, value in state.items()})
 
     def of(self, name: str) -> torch.Tensor:
         """One parameter's residual: (elements,) fp32, in the order of its memory."""
-        for layout, flat in self._flats.items():
-            if name in layout:
-                start = sum(self._sizes[other] for other in layout[: layout.index(name)])
-                return flat[start : start + self._sizes[name]]
-        return torch.zeros(self._sizes[name])
+        return self._store.of(name)
