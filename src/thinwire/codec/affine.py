@@ -11,9 +11,9 @@ to fp32, except for numbers that are less than S from the largest of fp32: less 
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar, Final, final
+from typing import ClassVar, Final, Literal, final
 
-from thinwire.codec.base import F32, U8, Codec, check_bits, check_block
+from thinwire.codec.base import F32, U8, Codec, check_bits, check_block, check_rounding, drawn, quiet
 from thinwire.codec.minmax import BLOCKS
 from thinwire.kernels import ops_affine
 from thinwire.kernels.layout import code_bytes
@@ -29,10 +29,12 @@ class Affine(Codec):
 
     bits: int
     block: int | None = None
+    rounding: Literal["nearest", "stochastic"] = quiet("nearest")
     source: ClassVar[str] = "Jacob et al. 2018, arXiv:1712.05877, section 2.1"
 
     def __post_init__(self) -> None:
         check_bits("affine", self.bits, BITS)
+        check_rounding(self.name, self.rounding)
         if self.block is not None:
             check_block(self.name, self.block, *BLOCKS)
 
@@ -47,7 +49,7 @@ class Affine(Codec):
         return 5 * -(-n // self._block(n)) + code_bytes(n, self.bits)
 
     def _encode(self, rows: Rows, wire: U8, error: F32 | None, seed: int) -> None:
-        ops_affine.affine_encode(rows, wire, self.bits, self._block(rows.data.shape[1]), error)
+        ops_affine.affine_encode(rows, wire, self.bits, self._block(rows.data.shape[1]), error, drawn(self.rounding, seed))
 
     def _decode(self, wire: U8, out: F32, add: bool) -> None:
         ops_affine.affine_decode(wire, out, self.bits, self._block(out.shape[1]), add)
