@@ -6,6 +6,10 @@ lo and hi are the smallest and largest of the block (of the whole row with ``blo
 code Z and comes back exactly. S goes as fp32, rounded up; the arithmetic is fp64. |x - x'| <= S/2, up to the rounding of x'
 to fp32, except for numbers that are less than S from the largest of fp32: less than S. Wire bytes of a row: 4 a block
 (S), then 1 a block (Z), and the packed codes.
+
+``rounding="stochastic"`` is round(x / S + u), u uniform in (-1/2, 1/2) as in ``intB``. So that neither end is clipped, which
+would be a bias, Z is rounded up, and S is (hi - lo) / (2^b - 2) where zero lies inside: E[x'] = x, but for numbers less than S
+from the largest of fp32.
 """
 
 from __future__ import annotations

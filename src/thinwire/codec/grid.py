@@ -7,6 +7,9 @@ steps up to 1. At high rates no scalar quantizer with an entropy coder is better
 (Sullivan 1996). ``shrink`` moves levels towards zero, to the mean of what a cell holds: without it the error at 1 bit is a third
 larger. g(step) = min(step (0.075 + 0.02 step), 0.36) is within 1 % of the best for Gaussian numbers. Elements beyond 127 steps
 are clipped: none are if step >= sqrt(block) / 127. Wire bytes of a row: 2 a block and n.
+
+``rounding="stochastic"`` is round(v + u), u uniform in (-1/2, 1/2) as in ``intB``, where v is x / s on the scale on which the
+levels are whole numbers: |v| = min(|x / s| / (1 - shrink), |x / s| + shrink). So E[x'] = x for all that is not clipped.
 """
 
 from __future__ import annotations

@@ -5,6 +5,9 @@
 lo and hi are the smallest and largest of the block (of the whole row with ``block=None``) and go as fp32; the arithmetic
 is fp64, rounding to nearest even. |x - x'| <= step/2, up to the rounding of x' to fp32; lo and hi, and so constant blocks,
 come back exactly. Wire bytes of a row: 8 a block, and the packed codes.
+
+``rounding="stochastic"`` adds u, uniform in (-1/2, 1/2) as in ``intB``, before it rounds: without bias for every number of
+the block, since lo and hi lie on the grid, and |x - x'| < step.
 """
 
 from __future__ import annotations
