@@ -11,40 +11,56 @@ from collections.abc import Callable
 
 import torch
 
-from thinwire.codec.base import Codec
 from thinwire.codec.cast import Raw
 from thinwire.collective import shard
 from thinwire.collective.base import Peers
+from thinwire.collective.legs import Wire
 from thinwire.collective.two_shot import Op, TwoShot
 from thinwire.metrics import Recorder
 
 
 class Reducer:
-    """Reduces flat, contiguous fp32 CPU tensors with one codec over one group; not for use from two threads at once."""
+    """Reduces flat, contiguous fp32 CPU tensors over one group; not for use from two threads at once."""
 
-    def __init__(self, transport: Peers, codec: Codec, recorder: Recorder | None = None) -> None:
+    def __init__(self, transport: Peers, codec: Wire, recorder: Recorder | None = None) -> None:
         self.transport, self.codec = transport, codec
         self.recorder = recorder or Recorder()
         self._collective = TwoShot(transport, codec, self.recorder)
 
-    def all_reduce(self, x: torch.Tensor, op: Op = "mean", lost: torch.Tensor | None = None) -> None:
-        """Mean or sum of ``x`` over the ranks, in place.
+    @property
+    def messages(self) -> int:
+        """Rows encoded so far, which seed the noise of the next ones; a run that goes on from a checkpoint sets it."""
+        return self._collective.messages
+
+    @messages.setter
+    def messages(self, count: int) -> None:
+        self._collective.messages = count
+
+    def all_reduce(
+        self, x: torch.Tensor, op: Op = "mean", lost: torch.Tensor | None = None, codec: Wire | None = None
+    ) -> None:  # fmt: skip
+        """Mean or sum of ``x`` over the ranks, in place, with ``codec`` in place of the reducer's own if given.
 
         ``lost`` (same shape) receives what the wire lost of this rank's part, in units of ``x``: add it to the next one.
         """
-        if isinstance(self.codec, Raw):
+        codec = self.codec if codec is None else codec
+        if isinstance(codec, Raw):
             self.all_reduce_uncompressed(x, op)
             if lost is not None:
                 lost.zero_()
             return
         self.recorder.add(elements_compressed=x.numel())
-        self._collective.all_reduce(x, self.shards(x.numel()), op, lost)
+        self._collective.use(codec)
+        self._collective.all_reduce(x, self._shards(x.numel(), None, codec), op, lost)
 
     def shards(self, n: int, size: int | None = None) -> shard.Shards:
         """How a tensor of ``n`` elements is cut for this network, into shards of ``size`` or nearly equal ones."""
+        return self._shards(n, size, self.codec)
+
+    def _shards(self, n: int, size: int | None, codec: Wire) -> shard.Shards:
         ranks, link = self.transport.size, self.transport.link
         size = shard.even_size(n, ranks) if size is None else size
-        bits = self.codec.bits_per_element(shard.SEGMENT)
+        bits = codec.bits_per_element(shard.SEGMENT)
         return shard.paced(n, ranks, size, bits, link.rate, link.round_trip)
 
     def all_reduce_uncompressed(self, x: torch.Tensor, op: Op = "mean") -> None:
@@ -70,6 +86,7 @@ class Reducer:
     def reduce_scatter(self, output: torch.Tensor, x: torch.Tensor, op: Op = "mean") -> None:
         """``output`` (m,) gets this rank's shard of the mean or sum of ``x`` (ranks * m,)."""
         self.recorder.add(elements_compressed=x.numel())
+        self._collective.use(self.codec)
         self._collective.reduce_scatter(output, x, self.shards(x.numel(), output.numel()), op)
 
     def all_gather(self, output: torch.Tensor, x: torch.Tensor) -> None:
@@ -77,4 +94,5 @@ class Reducer:
         shards = self.shards(output.numel(), x.numel())
         output[shards.size * self.transport.rank :][: shards.size].copy_(x)
         self.recorder.add(elements_compressed=output.numel())
+        self._collective.use(self.codec)
         self._collective.all_gather(output, shards)

@@ -18,6 +18,7 @@ import torch
 
 from thinwire.codec.base import Codec
 from thinwire.collective.base import Peers, Pending
+from thinwire.collective.legs import Wire, legs_of
 from thinwire.collective.shard import Shards
 from thinwire.kernels.rng import mixed
 from thinwire.metrics import Recorder
@@ -26,18 +27,23 @@ Op = Literal["mean", "sum"]
 
 
 class TwoShot:
-    """The collective over one group with one codec. Tensors are flat, contiguous fp32 on the CPU.
+    """The collective over one group. Tensors are flat, contiguous fp32 on the CPU.
 
     Buffers are kept between calls; one thread uses an instance at a time, and all ranks call in the same order.
     """
 
-    def __init__(self, transport: Peers, codec: Codec, recorder: Recorder) -> None:
-        self.transport, self.codec, self.recorder = transport, codec, recorder
+    def __init__(self, transport: Peers, codec: Wire, recorder: Recorder) -> None:
+        self.transport, self.recorder = transport, recorder
+        self.use(codec)
         self._flight: deque[tuple[int | None, Pending, Callable[[], None]]] = deque()
         self._in_flight = 3
         self._buffers: dict[int, deque[torch.Tensor]] = {}
         self.messages = 0
         """Rows encoded so far: with the rank, the seed of the noise of the next one."""
+
+    def use(self, codec: Wire) -> None:
+        """Take ``codec`` from the next call on."""
+        self._first, self._second = legs_of(codec)
 
     def all_reduce(self, x: torch.Tensor, shards: Shards, op: Op, error: torch.Tensor | None = None) -> None:
         """Sum or mean of ``x`` over the ranks, in place. ``error`` receives what this rank must add to its next tensor."""
@@ -82,7 +88,7 @@ class TwoShot:
         for step in range(1, ranks):
             to, source = (me + step) % ranks, (me - step) % ranks
             span = shards.span(to, k)
-            send = self._encode(x[span], None if error is None else error[span])
+            send = self._encode(self._first, x[span], None if error is None else error[span])
             self._post(k, send, to, mine, source, target, add=True)
 
     def _share(self, k: int, x: torch.Tensor, shards: Shards, op: Op, error: torch.Tensor | None) -> None:
@@ -92,7 +98,7 @@ class TwoShot:
         own, lost = x[mine], None if error is None else error[mine]
         if op == "mean":
             own.div_(ranks)
-        send = self._encode(own, lost)
+        send = self._encode(self._second, own, lost)
         if op == "mean" and lost is not None:
             lost.mul_(ranks)
         for step in range(1, ranks):
@@ -100,34 +106,34 @@ class TwoShot:
             self._post(None, send, to, shards.span(source, k), source, x, add=False, shared=step < ranks - 1)
         if send is not None:
             # While it is on its way. The buffer is returned with its last message, which is the newest and still in flight.
-            self._decode(send, own, add=False)
+            self._decode(self._second, send, own, add=False)
 
-    def _encode(self, x: torch.Tensor, error: torch.Tensor | None) -> torch.Tensor | None:
+    def _encode(self, codec: Codec, x: torch.Tensor, error: torch.Tensor | None) -> torch.Tensor | None:
         """The row of one message in a buffer of ours, or None for an empty one."""
         if not x.numel():
             return None
-        wire = self._borrow(self.codec.wire_bytes(x.numel()))
+        wire = self._borrow(codec.wire_bytes(x.numel()))
         with self.recorder.timed("encode_seconds"):
             seed = mixed(self.transport.rank, self.messages)
-            self.codec.encode(x[None], out=wire[None], error=None if error is None else error[None], seed=seed)
+            codec.encode(x[None], out=wire[None], error=None if error is None else error[None], seed=seed)
         self.messages += 1
         return wire
 
-    def _decode(self, wire: torch.Tensor, out: torch.Tensor, add: bool) -> None:
+    def _decode(self, codec: Codec, wire: torch.Tensor, out: torch.Tensor, add: bool) -> None:
         with self.recorder.timed("decode_seconds"):
-            self.codec.decode(wire[None], out.numel(), out=out[None], add=add)
+            codec.decode(wire[None], out.numel(), out=out[None], add=add)
 
     def _post(
         self, summand: int | None, send: torch.Tensor | None, to: int, span: slice, source: int,
         target: torch.Tensor | _At, add: bool, shared: bool = False,
     ) -> None:  # fmt: skip
         """Start one exchange; what arrives is for ``span`` of ``target``, and part of the sum of segment ``summand``."""
-        count = span.stop - span.start
-        receive = self._borrow(self.codec.wire_bytes(count)) if count else None
+        count, codec = span.stop - span.start, self._first if add else self._second
+        receive = self._borrow(codec.wire_bytes(count)) if count else None
 
         def finish() -> None:
             if receive is not None:
-                self._decode(receive, target[span], add)
+                self._decode(codec, receive, target[span], add)
                 self._return(receive)
             if send is not None and not shared:
                 self._return(send)
