@@ -16,9 +16,9 @@ from typing import Final
 import torch
 from torch import nn
 
-from thinwire.codec.base import Codec
 from thinwire.codec.cast import Raw
 from thinwire.errors import ConfigError, unknown_name
+from thinwire.policy.choice import Choice
 from thinwire.training.simulate import Simulation
 from thinwire.workloads.base import Batch, Workload
 from thinwire.workloads.loop import effective_bits, held_out_sums
@@ -58,7 +58,7 @@ class Settings:
 class Contestant:
     """A codec and a name in :data:`FEEDBACK`."""
 
-    codec: Codec
+    codec: Choice
     feedback: str
 
     @property
@@ -108,7 +108,7 @@ def forms(names: str) -> list[str]:
     return found
 
 
-def contestants(codecs: Sequence[Codec], baselines: Sequence[Codec], feedback: Sequence[str]) -> list[Contestant]:
+def contestants(codecs: Sequence[Choice], baselines: Sequence[Choice], feedback: Sequence[str]) -> list[Contestant]:
     """The baselines without feedback, then every codec that has something to feed back with each form of it. Each once."""
     made = [Contestant(codec=codec, feedback="off") for codec in baselines]
     for codec, form in itertools.product(codecs, feedback):
@@ -149,7 +149,7 @@ def train(
         train_loss=train_loss,
         nmse=statistics.fmean(errors),
         wire_bytes_per_step=sent,
-        bits_per_element=effective_bits(sent, ranks.share.total, settings.ranks, contestant.codec),
+        bits_per_element=effective_bits(sent, ranks.share.total, settings.ranks, ranks.share.bits_per_element),
         replicas_identical=ranks.identical,
         seconds=time.perf_counter() - start,
         curve_steps=steps,

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, cast
 
 from thinwire.bench.converge import Contestant, Run, Settings
-from thinwire.codec.registry import from_spec
 from thinwire.errors import ConfigError
+from thinwire.policy.choice import from_spec
 
 Runs = dict[Contestant, dict[int, Run]]
 """Finished runs by contestant and seed."""

@@ -5,8 +5,8 @@ This is a multiple-choice knapsack. Three answers are made, and the best of them
     greedy     from the cheapest options up the lower convex hull of each layer's (bytes, error), the steps of most error a byte
                first, until one does not fit. Its error is above the optimum by at most what that step would have saved, which
                is little if there are many layers (the Lagrangian solution of Shoham and Gersho 1988).
-    dynamic    the optimum of bytes rounded up to a grid of 2^13 steps, as L-GreCo does (Markov et al., arXiv:2210.17357): exact for
-               few layers, where a step of the greedy answer may be most of the model.
+    dynamic    the optimum of bytes rounded up to a grid of 2^13 steps, as in L-GreCo (Markov et al., arXiv:2210.17357): nearly
+               exact for few layers, where a step of the greedy answer may be most of the model.
     uniform    the same option for all layers, so that the answer is never worse than that.
 
 None of them gets worse with a larger budget, so the best does not either.
@@ -14,6 +14,7 @@ None of them gets worse with a larger budget, so the best does not either.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Final
 
@@ -48,7 +49,7 @@ def _greedy(errors: F64, sizes: I64, budget: int) -> Choice:
     choice = [hull[0] for hull in hulls]
     steps: list[tuple[float, int, int]] = []
     for layer, hull in enumerate(hulls):
-        for cheap, dear in zip(hull, hull[1:], strict=False):
+        for cheap, dear in itertools.pairwise(hull):
             gain = (errors[layer, cheap] - errors[layer, dear]) / (sizes[layer, dear] - sizes[layer, cheap])
             steps.append((-float(gain), layer, dear))
     left = budget - int(total(sizes, choice))

@@ -5,9 +5,9 @@ candidate c is
 
     mean over ranks |x - Q_c(x)|^2  +  |m|^2 * sum over ranks |x - Q_c(x)|^2 / sum over ranks |x|^2
 
-with x what a rank sends and m the mean that came back: what the first shot loses at most, and what the second loses if the mean is
-as hard to encode as its parts. The choice is that of allocate.py; it holds until the next one. Until the first, all layers have
-the largest candidate that is within the budget.
+with x what a rank sends and m the mean that came back: what the first shot loses at most, and what the second loses if the mean
+is as hard to encode as its parts. The choice is that of allocate.py; it holds until the next one. Until the first, all layers
+have the largest candidate that is within the budget.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from thinwire.codec import REGISTRY, codec
 from thinwire.codec.base import Codec
 from thinwire.codec.cast import Raw
 from thinwire.errors import ConfigError
-from thinwire.policy.allocate import F64, allocate
+from thinwire.policy.allocate import F64, I64, allocate
 
 NAMES: Final = ("int8", "int7", "int6", "int5", "int4", "gauss4", "int3", "gauss3", "int2", "gauss2", "sign1")
 """The candidates where no others are given: those of these codecs that are registered."""
@@ -88,7 +88,7 @@ class Auto:
         choice = allocate(_filled(table, np.array(list(layers.values()))), self.sizes(layers), self.budget(layers))
         return {name: self.candidates[option] for name, option in zip(layers, choice, strict=True)}
 
-    def sizes(self, layers: Mapping[str, int]) -> np.ndarray[Any, np.dtype[np.int64]]:
+    def sizes(self, layers: Mapping[str, int]) -> I64:
         """Bytes of each layer with each candidate, as a row of its own: (layers, candidates)."""
         return np.array([[one.wire_bytes(n) for one in self.candidates] for n in layers.values()], dtype=np.int64)
 
@@ -113,7 +113,9 @@ def parse(text: str) -> Auto:
             f"codec={text!r} cannot be read; allowed: auto:BITS, such as auto:3.5, and after it ;every=STEPS and then "
             ";candidates=CODEC+CODEC..."
         ) from None
-    return Auto(**found, **({"candidates": tuple(listed.split("+"))} if given else {}))
+    if given:
+        found["candidates"] = tuple(listed.split("+"))
+    return Auto(**found)
 
 
 def _candidate(one: Any) -> Codec:
@@ -123,7 +125,7 @@ def _candidate(one: Any) -> Codec:
     return made
 
 
-def _filled(errors: F64, elements: np.ndarray[Any, np.dtype[np.int64]]) -> F64:
-    unseen = ~errors.any(1)
-    average = errors.sum(0) / max(1, int(elements[~unseen].sum()))
+def _filled(errors: F64, elements: I64) -> F64:
+    unseen = np.logical_not(errors.any(1))
+    average = errors.sum(0) / max(1, int(elements[np.logical_not(unseen)].sum()))
     return np.where(unseen[:, None], average * elements[:, None], errors)

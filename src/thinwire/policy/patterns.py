@@ -1,7 +1,7 @@
 """A codec for each parameter by the first pattern that matches its name.
 
-``fnmatch`` patterns: ``*`` stands for any characters, dots too, ``?`` for one, ``[...]`` for one of several. A pattern without any of
-these is a parameter's full name.
+``fnmatch`` patterns: ``*`` stands for any characters, dots too, ``?`` for one, ``[...]`` for one of several. A pattern with none
+of these is a parameter's full name.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Patterns:
         return next((entry for entry in self.entries if fnmatch.fnmatchcase(name, entry[0])), None)
 
     def check(self, names: Sequence[str], aliases: Mapping[str, str]) -> None:
-        """Raises ConfigError if a pattern is the first to match none of ``names``. ``aliases`` are other names of tied parameters."""
+        """Raises ConfigError if a pattern is the first to match none of ``names``. ``aliases``: names of tied parameters."""
         used = {found[0] for name in names if (found := self.match(name))}
         for pattern, _ in self.entries:
             if pattern not in used:
@@ -101,6 +101,8 @@ def parse(text: str) -> Patterns:
 
 
 def _codec(pattern: str, value: Any) -> Wire:
+    if isinstance(value, str) and value.startswith("auto:"):
+        raise ConfigError(f"pattern {pattern!r}: {value} is for all parameters or none; allowed: a codec, or two legs")
     try:
         return resolve(value)
     except ConfigError as error:

@@ -3,18 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
-from thinwire.codec.base import Codec
 from thinwire.errors import ConfigError
+from thinwire.policy.choice import Choice
+from thinwire.training.assignment import kernels_of
 
 
-def compile_kernels(codec: Codec) -> None:
+def compile_kernels(choice: Choice) -> None:
     """Compile what a step calls, so that no step waits for it, or for a rank that was lost while it compiled."""
-    x = torch.zeros(1, 256)
-    wire = codec.encode(x, error=torch.empty_like(x))
-    codec.decode(wire, 256, out=x, add=True)
+    for codec in kernels_of(choice):
+        x = torch.zeros(1, 256)
+        wire = codec.encode(x, error=torch.empty_like(x))
+        codec.decode(wire, 256, out=x, add=True)
+
+
+def ddp_of(model: Any) -> DistributedDataParallel:
+    """The DDP module that ``model`` is, or is compiled from. Raises ConfigError for anything else."""
+    model = getattr(model, "_orig_mod", model)  # torch.compile(DDP)
+    if not isinstance(model, DistributedDataParallel):
+        raise ConfigError(
+            f"model is a {type(model).__name__}; allowed: torch.nn.parallel.DistributedDataParallel "
+            "(wrap it first: DistributedDataParallel(model))"
+        )
+    if getattr(model, "_use_python_reducer", False):
+        raise ConfigError(
+            "model was made with torch._dynamo.config.optimize_ddp='python_reducer', which calls no communication hook; allowed: "
+            "True or 'ddp_optimizer', set before DistributedDataParallel(model)"
+        )
+    return model
 
 
 def check_parameters(parameters: Mapping[str, torch.Tensor]) -> None:

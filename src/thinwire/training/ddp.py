@@ -7,6 +7,7 @@ so backward continues while the worker encodes and sends. Nothing waits inside a
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import math
 import time
@@ -18,21 +19,23 @@ from typing import Any, Final
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from thinwire.codec import codec as resolve
-from thinwire.codec.base import Codec
 from thinwire.codec.cast import Raw
 from thinwire.collective.handshake import agree
+from thinwire.controller import Controller
 from thinwire.errors import ConfigError
 from thinwire.kernels.threads import set_num_threads
 from thinwire.metrics import Recorder, Stats
 from thinwire.overlap import worker_of
+from thinwire.policy.choice import Choice, ChoiceLike, resolve
+from thinwire.policy.patterns import Patterns
 from thinwire.reducer import Reducer
 from thinwire.training import state
+from thinwire.training.assignment import assign, controller_for, tied_names
 from thinwire.training.bucket import Held, as_payload, layout_of, regrouped, share_out
-from thinwire.training.checks import check_parameters, compile_kernels
+from thinwire.training.checks import check_parameters, compile_kernels, ddp_of
 from thinwire.training.hook import is_compressed, register
 from thinwire.training.payoff import Payoff
-from thinwire.training.reduction import Reduction, residuals_for, travels_compressed
+from thinwire.training.reduction import Reduction, residuals_for
 from thinwire.training.share import Share, share_of
 from thinwire.training.verify import verify
 
@@ -41,7 +44,7 @@ MIN_ELEMENTS: Final = 256
 
 def compress(
     model: torch.nn.Module,
-    codec: str | Codec = "int8",
+    codec: ChoiceLike = "int8",
     feedback: bool | None = None,
     min_elements: int = MIN_ELEMENTS,
     streams: int | None = None,
@@ -51,7 +54,9 @@ def compress(
     """Send the gradients of a DistributedDataParallel ``model`` with ``codec``; call it once, on every rank.
 
     Parameters with one dimension or fewer than ``min_elements`` elements go uncompressed (fp32); so does what
-    ``codec="none"`` names. ``feedback=True`` adds what the wire lost of a gradient to the next one; None takes the codec's own
+    ``codec="none"`` names. ``codec`` may also be ``{"*.bias": "none", "head.*": "int8", "*": "int4"}``, by the first pattern that
+    matches a parameter's name; ``"auto:4"``, bits by layer of which the average is at most that; and ``("int2", "int4")``, to
+    reduce and to gather with. ``feedback=True`` adds what the wire lost of a gradient to the next one; None takes the codec's own
     default, which is off for every codec so far (docs/numerics.md says why). ``streams`` connections a pair of ranks; None lets a
     probe of the network choose. ``timeout`` seconds without a byte from a rank end the run; None takes the process group's.
     With ``verify_every=K``, every K-th backward hashes the parameters of all ranks and raises DisagreementError if they differ.
@@ -62,17 +67,7 @@ def compress(
     not a float, and for bad arguments; DisagreementError on every rank if the ranks' arguments or parameters differ.
     Then ``backward()`` raises PeerLost or CollectiveTimeout, which name the rank, if one is lost.
     """
-    model = getattr(model, "_orig_mod", model)  # torch.compile(DDP)
-    if not isinstance(model, DistributedDataParallel):
-        raise ConfigError(
-            f"model is a {type(model).__name__}; allowed: torch.nn.parallel.DistributedDataParallel "
-            "(wrap it first: DistributedDataParallel(model))"
-        )
-    if getattr(model, "_use_python_reducer", False):
-        raise ConfigError(
-            "model was made with torch._dynamo.config.optimize_ddp='python_reducer', which calls no communication hook; allowed: "
-            "True or 'ddp_optimizer', set before DistributedDataParallel(model)"
-        )
+    model = ddp_of(model)
     if feedback not in (None, True, False):
         raise ConfigError(f"feedback={feedback!r} is not allowed; allowed: None, True, False")
     if isinstance(min_elements, bool) or not isinstance(min_elements, int) or min_elements < 0:
@@ -86,30 +81,32 @@ class Handle:
     """One compressed model: what was sent, its residuals, and the way back. Made by :func:`compress`."""
 
     def __init__(
-        self, model: DistributedDataParallel, codec: Codec, feedback: bool, min_elements: int, streams: int | None = None,
+        self, model: DistributedDataParallel, codec: Choice, feedback: bool, min_elements: int, streams: int | None = None,
         timeout: float | None = None, verify_every: int | None = None,
     ) -> None:  # fmt: skip
         self.codec, self.feedback, self.min_elements = codec, feedback, min_elements
-        self._parameters = {name: p for name, p in model.module.named_parameters() if p.requires_grad}
         # All of them: one that was frozen after DDP wrapped it is still in a bucket.
-        self._names = {id(p): name for name, p in model.module.named_parameters()}
+        every = dict(model.module.named_parameters())
+        self._parameters = {name: p for name, p in every.items() if p.requires_grad}
+        self._names = {id(p): name for name, p in every.items()}
         check_parameters(self._parameters)
-        self._sparse = {id(one.weight) for one in model.module.modules() if getattr(one, "sparse", False) is True}
+        sparse = {id(one.weight) for one in model.module.modules() if getattr(one, "sparse", False) is True}
         self._verify_every, self._step = verify_every, 0
-        self.share.check(codec, len(self._parameters), min_elements)
+        self._assignment = assign(codec, every, min_elements, sparse, tied_names(model.module))
+        self._controller = controller_for(codec, every, self._assignment)
+        self._agreed = self._controller is None
         if is_compressed(model):
             raise ConfigError("model is compressed already; allowed: one handle a model (call its remove() first)")
         self.transport, self._worker = worker_of(model.process_group, streams, timeout)
         self._recorder = Recorder()
-        self._reducer = Reducer(self.transport, codec, self._recorder)
+        self._reducer = Reducer(self.transport, Raw(), self._recorder)
         compile_kernels(codec)
         self._worker.submit(self._agree).result()
-        sizes = {name: p.numel() for name, p in model.module.named_parameters()}
-        self._residuals = residuals_for(feedback, codec, sizes)
+        self._residuals = residuals_for(feedback, self._assignment, {name: p.numel() for name, p in every.items()})
         self._tasks: list[Future[None]] = []
         self._told = self._unsynced = False
         self._model = weakref.ref(model)
-        self._reduction = Reduction(self._reducer, self._residuals, bool(model.find_unused_parameters))
+        self._reduction = Reduction(self._reducer, self._residuals, bool(model.find_unused_parameters), self._controller)
         self._order: state.Order = []
         self._coming: state.Order = []
         self._replay: state.Order = []
@@ -132,10 +129,14 @@ class Handle:
     @property
     def share(self) -> Share:
         """Elements that travel compressed and uncompressed, and the names of the latter."""
-        return share_of(self._parameters, self._compressed)
+        return share_of(self._parameters, self._assignment)
+
+    def assignment(self) -> list[dict[str, object]]:
+        """A row a parameter, as of the next step: ``parameter``, ``elements``, ``codec`` and ``bits_per_element``."""
+        return self._assignment.rows({name: p.numel() for name, p in self._parameters.items()})
 
     def summary(self) -> str:
-        """One line for people: codec, bits, threshold, and what goes uncompressed."""
+        """One line for people: codecs, bits, threshold, and what goes uncompressed."""
         return self.share.summary(self.codec, self.feedback, self.min_elements)
 
     def follow(self, scaler: Any) -> None:
@@ -161,7 +162,7 @@ class Handle:
 
     def stats(self) -> Stats:
         """What this rank sent and received, the seconds by phase, and the share that went compressed, since the last call."""
-        return self._recorder.take()
+        return dataclasses.replace(self._recorder.take(), codec=self.codec.spec())
 
     def remove(self) -> None:
         """Go back to DDP's own fp32 all-reduce from the next step on. A second call does nothing."""
@@ -177,6 +178,7 @@ class Handle:
         kept = {n: state.shaped(self._residuals.of(n), self._parameters[n]) for n in sorted(names)} if self._residuals else {}
         mine, spec = self.transport.rank, self.codec.spec()
         made = state.pack(spec, mine, ranks or self.transport.size, kept, self._order, self._scale)
+        made |= {"messages": self._reducer.messages, "policy": self._controller.state() if self._controller else ""}
         if ranks is not None:
             made["residuals"] = {f"rank{r}": {n: torch.zeros_like(v) for n, v in kept.items()} for r in range(ranks)}
         return made
@@ -197,6 +199,10 @@ class Handle:
             self._residuals.load_state_dict({**zeros, **flats})
         elif self._residuals is not None:
             self._residuals.rescale(0.0)
+        self._reducer.messages = state.messages(states)
+        if self._controller is not None:
+            self._controller.load(state.policy(states))
+            self._assignment, self._agreed = self._assignment.changed(self._controller.decision), False
         self._replay = order
         self._scale = scale  # the saved run's; the next step brings residuals to the scaler's
 
@@ -207,6 +213,9 @@ class Handle:
             self._follow_scale()  # no task is under way, and all ranks see the same scale
             self._say_if_unsynced()
             self._step += 1
+            if self._controller is not None and self.active and not self._agreed:
+                self._tasks.append(self._worker.submit(self._agree_on_decision))
+                self._agreed = True
             if self._verify_every and self.active and self._step % self._verify_every == 0:
                 self._tasks.append(self._worker.submit(self._verify))
         devices = [buffer.device] if buffer.is_cuda else None
@@ -284,7 +293,7 @@ class Handle:
         if buffer.layout != torch.strided:
             self._reduce_sparse(buffer, last)
             return
-        layout = layout_of(held.names, parameters, self._compressed)
+        layout = layout_of(held.names, parameters, self._assignment)
         payload = as_payload(buffer)
         if held.active and layout.compressed:
             self._reduction.mean(payload, layout)
@@ -317,6 +326,8 @@ class Handle:
 
     def _end_step(self) -> None:
         self.finite = self._reduction.commit()
+        if self._controller is not None and self.active:
+            self._decide(self._controller)
         if not self._told and self.active:
             self._say_if_little()
         exposed = max(0.0, time.perf_counter() - self._ready_at)
@@ -339,18 +350,35 @@ class Handle:
 
     def _say_if_little(self) -> None:
         self._told = True
-        line = None if isinstance(self.codec, Raw) else self.share.little(self.min_elements)
+        # Who names parameters knows what goes uncompressed.
+        line = None if isinstance(self.codec, Raw | Patterns) else self.share.little(self.min_elements)
         if line is not None and self.transport.rank == 0:
             logging.getLogger("thinwire").warning(line)
 
-    def _compressed_names(self) -> set[str]:
-        return {name for name, p in self._parameters.items() if self._compressed(p)}
+    def _decide(self, controller: Controller) -> None:
+        """End a step of the policy, and every so many steps take its next decision, rank 0's."""
+        seen = controller.end_step()
+        if seen is None:
+            return
+        everyone = self.transport.gather_bytes(seen)
+        said = controller.decide(everyone) if self.transport.rank == 0 else ""
+        controller.apply(self.transport.gather_text(said)[0])
+        self._assignment = self._assignment.changed(controller.decision)
+        if self.transport.rank == 0:
+            logging.getLogger("thinwire").info(f"{self.codec.name} after {controller.steps} steps: {self.share.counts()}")
 
-    def _compressed(self, parameter: torch.Tensor) -> bool:
-        return travels_compressed(parameter, self.codec, self.min_elements) and id(parameter) not in self._sparse
+    def _agree_on_decision(self) -> None:
+        """States of several checkpoints may have been loaded."""
+        listing = [f"{name} {codec.spec()}" for name, codec in self._assignment.codecs.items()]
+        agree(self.transport, "the next step", listing, steps=self._controller.steps if self._controller else 0)
+
+    def _compressed_names(self) -> set[str]:
+        return set(self._assignment.codecs) & set(self._parameters)
 
     def _agree(self) -> None:
         listing = [f"{name} {p.dtype}{list(p.shape)}" for name, p in self._parameters.items()]
+        if isinstance(self.codec, Patterns):
+            listing += [f"{name} {codec.spec()}" for name, codec in self._assignment.codecs.items()]
         facts = {"codec": self.codec.spec(), "feedback": self.feedback, "min_elements": self.min_elements}
         facts |= {"timeout": self.transport.timeout, "verify_every": self._verify_every}
         agree(self.transport, "compress", listing, **facts)

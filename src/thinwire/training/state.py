@@ -17,7 +17,7 @@ import torch
 from thinwire.errors import ConfigError
 from thinwire.training.bucket import shaped_like
 
-STATE_VERSION: Final = 2
+STATE_VERSION: Final = 3
 Order = list[list[str]]
 
 
@@ -65,6 +65,20 @@ def unpack(
     every_part = [parts[f"rank{other}"] for other in range(saved)]
     means = {name: torch.stack([part[name] for part in every_part]).mean(0) for name in every_part[0]}
     return means, [], float(first["loss_scale"])
+
+
+def messages(states: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> int:
+    """How many messages the saved run had encoded, which seed the noise of stochastic rounding."""
+    return int(_first(states)["messages"])
+
+
+def policy(states: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> str:
+    """What a policy had decided when the state was saved: the same on all ranks."""
+    return str(_first(states)["policy"])
+
+
+def _first(states: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    return states if isinstance(states, Mapping) else states[0]
 
 
 def _check(state: Mapping[str, Any], codec: str, first: Mapping[str, Any]) -> None:
