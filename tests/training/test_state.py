@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+import pytest
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -56,19 +57,19 @@ def _copy(value):
     return copy.deepcopy(value)
 
 
-def _resume(rank: int, saved_bucket_mb: float, bucket_mb: float) -> list[str]:
-    whole = Job(rank, saved_bucket_mb)
+def _resume(rank: int, saved_bucket_mb: float, bucket_mb: float, codec: str = "int4") -> list[str]:
+    whole = Job(rank, saved_bucket_mb, codec)
     for number in range(9):
         if number == 4:
             state = whole.save()
         whole.step(number)
-    resumed = Job(rank, bucket_mb)
+    resumed = Job(rank, bucket_mb, codec)
     resumed.load(state)
     resumed.step(4)
     first = resumed.weights()
     for number in range(5, 9):
         resumed.step(number)
-    again = Job(rank, saved_bucket_mb)
+    again = Job(rank, saved_bucket_mb, codec)
     again.load(state)
     again.step(4)
     wrong = [] if torch.equal(first, again.weights()) else ["the first step differs with another bucket layout"]
@@ -83,6 +84,14 @@ def _resume(rank: int, saved_bucket_mb: float, bucket_mb: float) -> list[str]:
 def test_a_resumed_run_has_the_same_trajectory_bit_for_bit():
     for ranks in (2, 3):
         assert real.run(_resume, ranks, 0.01, 0.01) == [[]] * ranks
+
+
+@pytest.mark.parametrize(
+    "codec",
+    ["0.*=int8|6.*=int2/int4|*=int4", "auto:4;every=3", "int4;rounding=stochastic", "0.bias=int8|*=int3;rounding=stochastic"],
+)
+def test_so_it_has_with_several_codecs_and_with_noise(codec):
+    assert real.run(_resume, 2, 0.01, 0.01, codec) == [[], []]
 
 
 def test_another_bucket_layout_resumes_with_the_same_first_step():

@@ -7,6 +7,7 @@ import numpy.typing as npt
 
 from thinwire.codec import Codec
 from thinwire.collective import shard
+from thinwire.collective.legs import Wire, legs_of
 from thinwire.kernels import ops
 
 F32 = npt.NDArray[np.float32]
@@ -34,7 +35,7 @@ def summed(tensors: list[F32], codec: Codec, owner: int, span: slice) -> F32:
     return total
 
 
-def all_reduced(tensors: list[F32], codec: Codec, op: str, segment: int = shard.SEGMENT) -> F32:
+def all_reduced(tensors: list[F32], codec: Wire, op: str, segment: int = shard.SEGMENT) -> F32:
     """Both shots over all shards and segments."""
     ranks, n = len(tensors), tensors[0].size
     shards = shard.even(n, ranks, segment)
@@ -46,9 +47,10 @@ def all_reduced(tensors: list[F32], codec: Codec, op: str, segment: int = shard.
     return out
 
 
-def part(tensors: list[F32], codec: Codec, op: str, owner: int, span: slice) -> F32:
+def part(tensors: list[F32], codec: Wire, op: str, owner: int, span: slice) -> F32:
     """Both shots of one segment of a shard."""
     if span.stop <= span.start:
         return np.empty(0, dtype=np.float32)
-    total = summed(tensors, codec, owner, span)
-    return roundtrip(codec, total / np.float32(len(tensors)) if op == "mean" else total)
+    first, second = legs_of(codec)
+    total = summed(tensors, first, owner, span)
+    return roundtrip(second, total / np.float32(len(tensors)) if op == "mean" else total)

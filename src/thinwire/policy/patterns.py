@@ -17,6 +17,9 @@ from thinwire.collective.legs import Wire, WireLike, resolve
 from thinwire.errors import ConfigError
 
 _TEXT: Final = re.compile(r"[^;=|]+=")
+ANY: Final = "*"
+"""The pattern for the rest, which need not have anything left."""
+
 _WILD: Final = re.compile(r"[*?\[]")
 
 
@@ -52,10 +55,13 @@ class Patterns:
         return next((entry for entry in self.entries if fnmatch.fnmatchcase(name, entry[0])), None)
 
     def check(self, names: Sequence[str], aliases: Mapping[str, str]) -> None:
-        """Raises ConfigError if a pattern is the first to match none of ``names``. ``aliases``: names of tied parameters."""
+        """Raises ConfigError if a pattern but a last ``*`` is the first to match none of ``names``.
+
+        ``aliases`` are other names of tied parameters.
+        """
         used = {found[0] for name in names if (found := self.match(name))}
-        for pattern, _ in self.entries:
-            if pattern not in used:
+        for number, (pattern, _) in enumerate(self.entries, 1):
+            if pattern not in used and not (pattern == ANY and number == len(self.entries)):
                 raise ConfigError(self._unused(pattern, names, aliases))
 
     def _unused(self, pattern: str, names: Sequence[str], aliases: Mapping[str, str]) -> str:

@@ -20,7 +20,7 @@ from thinwire.controller import Controller
 from thinwire.errors import ConfigError
 from thinwire.policy.auto import Auto
 from thinwire.policy.choice import Choice
-from thinwire.policy.patterns import Patterns, is_literal
+from thinwire.policy.patterns import ANY, Patterns, is_literal
 
 _GAP: Final = 16
 """A run is sent as it lies if no more than one in so many elements of it is a zero in place of an uncompressed one."""
@@ -124,6 +124,8 @@ def _by_pattern(
         elif pattern in idle:
             idle[pattern] += 1
     for pattern, count in idle.items():
+        if pattern == ANY and codecs:
+            continue
         raise ConfigError(
             f"pattern {pattern!r} would compress nothing: each of its {count} parameters has one dimension, fewer than "
             f"min_elements={min_elements} elements or sparse gradients; allowed: 'none', a smaller min_elements, or full names"
