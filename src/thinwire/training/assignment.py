@@ -124,7 +124,7 @@ def _by_pattern(
         elif pattern in idle:
             idle[pattern] += 1
     for pattern, count in idle.items():
-        if pattern == ANY and codecs:
+        if not count or (pattern == ANY and codecs):
             continue
         raise ConfigError(
             f"pattern {pattern!r} would compress nothing: each of its {count} parameters has one dimension, fewer than "
