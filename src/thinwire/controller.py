@@ -107,14 +107,15 @@ class Controller:
 
 
 def _squares(x: torch.Tensor) -> float:
-    return float(torch.linalg.vector_norm(x, dtype=torch.float64)) ** 2
+    """In fp64, where squares of small numbers are not zero."""
+    wide = torch.empty(min(_CHUNK, x.numel()), dtype=torch.float64)
+    return sum(float(part.dot(part)) for piece in x.split(_CHUNK) for part in [wide[: piece.numel()].copy_(piece)])
 
 
 def _lost(codec: Codec, x: torch.Tensor) -> float:
     """The squared error of one quantization, in messages of a usual size."""
-    total = 0.0
+    total, error = 0.0, torch.empty(1, min(_CHUNK, x.numel()))
     for part in x.split(_CHUNK):
-        error = torch.empty(1, part.numel())
-        codec.encode(part[None], error=error)
-        total += _squares(error)
+        codec.encode(part[None], error=error[:, : part.numel()])
+        total += _squares(error[0, : part.numel()])
     return total
