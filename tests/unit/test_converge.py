@@ -20,6 +20,7 @@ from thinwire.bench.converge_plot import check_plot, plot
 from thinwire.bench.converge_rows import restored, rows_of
 from thinwire.cli.output import write_json
 from thinwire.errors import ConfigError
+from thinwire.policy.choice import resolve
 
 SETTINGS = Settings(
     workload="mnist", data="7 digits", optimizer="sgd", lr=0.1, ranks=2, steps=4, batch=8, every=2, threads=1
@@ -37,7 +38,7 @@ def made(seed: int, loss: float, **fields) -> Run:
 
 
 def contestant(name: str, feedback: str = "off") -> Contestant:
-    return Contestant(codec=tw.codec(name), feedback=feedback)
+    return Contestant(codec=resolve(name), feedback=feedback)
 
 
 RUNS = {
@@ -45,6 +46,9 @@ RUNS = {
     contestant("int4"): {0: made(0, 2.1), 2: made(2, 2.7, accuracy=0.6, replicas_identical=False)},
     contestant("int2", "plain"): {0: made(0, math.nan, curve_loss=[9.0, math.nan])},
     contestant("int3"): {},
+}
+CHOICES = {
+    contestant(name): {0: made(0, 2.1)} for name in ("auto:3.5;every=7", "int2/int4", "*.bias=none|h*=int8;block=64|*=int4")
 }
 
 
@@ -71,10 +75,10 @@ def test_one_seed_has_no_noise():
 
 def test_rows_come_back_from_json(tmp_path):
     file = tmp_path / "study.json"
-    rows = rows_of(RUNS, SETTINGS)
+    rows = rows_of(RUNS | CHOICES, SETTINGS)
     write_json(file, rows)
     back = restored(json.loads(file.read_text())["rows"], SETTINGS)
-    assert list(back) == list(RUNS)[:3]
+    assert list(back) == [one for one, runs in (RUNS | CHOICES).items() if runs]
     assert repr(rows_of(back, SETTINGS)) == repr(rows)
 
 
