@@ -369,3 +369,17 @@ def test_a_nan_keeps_the_last_decision():
     assert ranks.assignment() == before
     ranks.backward(loss(1))
     assert ranks.identical
+
+
+@pytest.mark.parametrize("codec", ["minmax4", "hadamard(int2)"])
+def test_zeros_in_place_of_uncompressed_parameters_leave_no_residual(codec):
+    """These codecs make something else of a zero, which nobody gets: the parameter that goes uncompressed owes nothing."""
+    model = network()
+    ranks = Simulation(model, codec, 3, feedback=True)
+    for step in range(2):
+        inputs = [torch.randn(8, 33, generator=torch.Generator().manual_seed(10 * step + rank)) for rank in range(3)]
+        ranks.backward(lambda rank, inputs=inputs: model(inputs[rank]).square().mean())
+    for one in ranks._reductions:
+        kept = one.residuals.state_dict()
+        assert not any(kept[name].any() for name in ("0.bias", "1.weight", "1.bias", "3.bias", "5.bias"))
+        assert kept["3.weight"].any()
