@@ -24,7 +24,7 @@ def one(number: int, ranks: int, how: str) -> dict[str, Any]:
     source = random.Random(number)
     victim, milliseconds = source.randrange(ranks), source.randrange(5, 3000)
     # The lab ends all ranks when one fails, so every rank's end is a good one, and a frozen rank is ended after a while.
-    job = f"timeout -s KILL 24 {sys.executable} {JOB} {number} {victim} {how} {milliseconds} {TIMEOUT}; exit 0"
+    job = f"timeout -s KILL 60 {sys.executable} {JOB} {number} {victim} {how} {milliseconds} {TIMEOUT}; exit 0"
     start = time.time()
     result = lab.run(lab.Topology(ranks=ranks, link=lab.link("1gbit")), ["sh", "-c", job])
     said: dict[int, dict[str, Any]] = {}

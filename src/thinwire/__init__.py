@@ -23,12 +23,16 @@ from thinwire.errors import (
 )
 
 if TYPE_CHECKING:
+    from thinwire import feedback as feedback
+    from thinwire import optim as optim
     from thinwire.codec.registry import codec as codec
+    from thinwire.feedback import DeepGradient
     from thinwire.functional import Work, all_gather, all_reduce, reduce_scatter
     from thinwire.metrics import Stats
     from thinwire.training.ddp import Handle, compress
 
 _LAZY = {
+    "DeepGradient": "thinwire.feedback",
     "Handle": "thinwire.training.ddp",
     "Stats": "thinwire.metrics",
     "Work": "thinwire.functional",
@@ -38,11 +42,15 @@ _LAZY = {
     "reduce_scatter": "thinwire.functional",
 }
 
+_MODULES = ("feedback", "optim")
+"""What users name as ``thinwire.feedback`` without importing it."""
+
 __all__ = [
     "Codec",
     "CollectiveTimeout",
     "ConfigError",
     "DataError",
+    "DeepGradient",
     "DisagreementError",
     "Handle",
     "PeerLost",
@@ -61,9 +69,11 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _LAZY:
+    if name not in _LAZY and name not in _MODULES:
         raise AttributeError(f"module 'thinwire' has no attribute {name!r}")
     try:
+        if name in _MODULES:
+            return importlib.import_module(f"thinwire.{name}")
         return getattr(importlib.import_module(_LAZY[name]), name)
     except ModuleNotFoundError as error:
         if error.name != "torch":

@@ -10,6 +10,8 @@ encoding and last decoding nothing hides; T': half the round trip plus what it t
 
     t = W / B + 2 (N-1) T'
 
+Sparse rows go to all ranks instead: W = (N-1) n b/8 bytes, one encoding, N decodings, and T' once.
+
 The forms are alpha-beta models (Hockney 1994; Thakur, Rabenseifner and Gropp 2005) with the codec's work in parallel.
 """
 
@@ -45,9 +47,9 @@ class Machine:
     decode: float
 
 
-def wire_bytes(elements: int, bits: float, ranks: int) -> float:
-    """Bytes that a rank sends, and receives, for a mean over ``ranks``."""
-    return 2 * (ranks - 1) / ranks * elements * bits / 8
+def wire_bytes(elements: int, bits: float, ranks: int, gathered: bool = False) -> float:
+    """Bytes that a rank sends, and receives, for a mean over ``ranks``; ``gathered`` if all get all rows."""
+    return (ranks - 1) * (1 if gathered else 2 / ranks) * elements * bits / 8
 
 
 def uncompressed(elements: int, bits: float, ranks: int, network: Network) -> float:
@@ -58,38 +60,43 @@ def uncompressed(elements: int, bits: float, ranks: int, network: Network) -> fl
     return moved / min(network.rate, network.gloo_rate) + 2 * (ranks - 1) * _latency(network)
 
 
-def compressed(elements: int, bits: float, ranks: int, network: Network, machine: Machine) -> float:
-    """Seconds of our two-shot with codes of ``bits`` effective bits."""
+def compressed(elements: int, bits: float, ranks: int, network: Network, machine: Machine, gathered: bool = False) -> float:
+    """Seconds of our two-shot with codes of ``bits`` effective bits, or of the sum of ``gathered`` rows."""
     if ranks == 1:
         return 0.0
-    moved = wire_bytes(elements, bits, ranks)
-    work = _work(elements, ranks, machine)
-    return max(moved / network.rate, work + moved * network.handling) + work / _SEGMENTS + 2 * _latency(network)
+    moved, shots = wire_bytes(elements, bits, ranks, gathered), 1 if gathered else 2
+    work = _work(elements, ranks, machine, gathered)
+    return max(moved / network.rate, work + moved * network.handling) + work / _SEGMENTS + shots * _latency(network)
 
 
-def crossover(elements: int, bits: float, ranks: int, machine: Machine, network: Network) -> float:
+def crossover(elements: int, bits: float, ranks: int, machine: Machine, network: Network, gathered: bool = False) -> float:
     """The link rate in bytes/s below which ``bits`` take less time than fp32 uncompressed; infinity if they always do."""
     low, high = 1e3, 1e12
-    if _gain(elements, bits, ranks, machine, network, high) > 0:
+    if _gain(elements, bits, ranks, machine, network, high, gathered) > 0:
         return math.inf
     for _ in range(100):
         middle = math.sqrt(low * high)
-        if _gain(elements, bits, ranks, machine, network, middle) > 0:
+        if _gain(elements, bits, ranks, machine, network, middle, gathered) > 0:
             low = middle
         else:
             high = middle
     return low
 
 
-def _gain(elements: int, bits: float, ranks: int, machine: Machine, network: Network, rate: float) -> float:
+def _gain(
+    elements: int, bits: float, ranks: int, machine: Machine, network: Network, rate: float, gathered: bool
+) -> float:  # fmt: skip
     there = dataclasses.replace(network, rate=rate, gloo_rate=math.inf)
-    return uncompressed(elements, 32, ranks, there) - compressed(elements, bits, ranks, there, machine)
+    return uncompressed(elements, 32, ranks, there) - compressed(elements, bits, ranks, there, machine, gathered)
 
 
-def _work(elements: int, ranks: int, machine: Machine) -> float:
-    """Encoding of all but the own shard and of its sum; decoding of as many shards that come, twice, and of the own sum."""
+def _work(elements: int, ranks: int, machine: Machine, gathered: bool) -> float:
+    """Encoding of all but the own shard and of its sum; decoding of as many shards that come, twice, and of the own sum.
+
+    ``gathered`` rows are encoded once and decoded by everybody.
+    """
     encoded = elements
-    decoded = elements * (2 * (ranks - 1) + 1) / ranks
+    decoded = elements * (ranks if gathered else (2 * (ranks - 1) + 1) / ranks)
     return 4 * encoded / machine.encode + 4 * decoded / machine.decode
 
 

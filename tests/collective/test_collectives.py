@@ -14,7 +14,7 @@ from thinwire.collective import shard
 from thinwire.collective.transport import Transport, of
 from thinwire.reducer import Reducer
 
-CODECS = ["int8", "int4", "int3", "bf16", "fp16", "minmax8", "minmax4"]
+CODECS = ["int8", "int4", "int3", "bf16", "fp16", "minmax8", "minmax4", "topk"]
 SIZES = [0, 1, 129, 5001, 70_001]
 
 
@@ -51,7 +51,7 @@ def _one_size(rank: int, ranks: int, transport: Transport, n: int) -> list[str]:
     shards = shard.even(n, ranks, segment)
     tensors = [tensor_of(other, n, seed=5) for other in range(ranks)]
     mine, lost = torch.from_numpy(tensors[rank].copy()), torch.full((n,), 9.0)
-    reducer._collective.all_reduce(mine, shards, "mean", lost)
+    reducer._two_shot.all_reduce(mine, shards, "mean", lost)
     if not np.array_equal(mine.numpy(), all_reduced(tensors, codec, "mean", segment)):
         wrong.append("mean")
     for owner in range(ranks):
@@ -82,6 +82,35 @@ def _one_size(rank: int, ranks: int, transport: Transport, n: int) -> list[str]:
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_segments_errors_and_bytes(ranks, style):
     assert real.run(_segments, ranks, ranks, style) == [[]] * ranks
+
+
+def _gathered(rank: int, ranks: int, style: str) -> list[str]:
+    """Sparse rows in several segments: the sum, what a rank owes, and every byte counted."""
+    wrong = []
+    codec, segment = tw.codec("topk", k=5, chunk=1024), 4096
+    reducer = Reducer(Transport(style=style), codec)
+    for n in (50_000, 4096, 130, 1, 0):
+        tensors = [tensor_of(other, n, seed=6) for other in range(ranks)]
+        mine, lost = torch.from_numpy(tensors[rank].copy()), torch.full((n,), 9.0)
+        shards = shard.Shards(n=n, ranks=1, size=n, segment=segment, in_flight=2)
+        reducer._gather.all_reduce(mine, shards, "mean", lost)
+        if not np.array_equal(mine.numpy(), all_reduced(tensors, codec, "mean", segment)):
+            wrong.append(f"mean of {n}")
+        pieces = [tensors[rank][at : at + segment] for at in range(0, n, segment)]
+        owed = [piece - roundtrip(codec, piece) for piece in pieces]
+        if not np.array_equal(lost.numpy(), np.concatenate([np.empty(0, np.float32), *owed])):
+            wrong.append(f"error of {n}")
+        bytes_sent = (ranks - 1) * sum(codec.wire_bytes(piece.size) for piece in pieces)
+        stats = reducer.recorder.take()
+        if (stats.bytes_sent, stats.bytes_received) != (bytes_sent, bytes_sent):
+            wrong.append(f"{stats.bytes_sent} bytes counted, {bytes_sent} expected")
+    return wrong
+
+
+@pytest.mark.parametrize("style", ["sockets", "all_to_all"])
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_sparse_rows_are_gathered_by_all(ranks, style):
+    assert real.run(_gathered, ranks, ranks, style) == [[]] * ranks
 
 
 def _halves(rank: int, ranks: int) -> list[str]:
@@ -161,7 +190,7 @@ def _buffers(rank: int) -> int:
     reducer = Reducer(of(), tw.codec("int8"))
     for n in range(1, 3000, 7):
         reducer.all_reduce(torch.ones(n))
-    return sum(buffer.numel() for free in reducer._collective._buffers.values() for buffer in free)
+    return reducer._two_shot.buffers.kept
 
 
 def test_tensors_of_many_sizes_share_a_few_buffers():

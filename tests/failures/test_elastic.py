@@ -28,7 +28,7 @@ def train(folder: Path, victim: int, moment: int, microseconds: int) -> list[lis
         env=os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"},
         capture_output=True,
         text=True,
-        timeout=150,
+        timeout=280,
     )
     assert ended.returncode == 0, ended.stderr[-3000:]
     return [(folder / f"end-{rank}.txt").read_text().split() for rank in range(RANKS)]

@@ -6,6 +6,7 @@ number of cases at the end; ``python guard_pages.py read|write before|behind`` g
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import mmap
 import sys
@@ -15,6 +16,7 @@ import numpy as np
 
 from samples import VARIANTS, awkward
 from thinwire.codec import Codec
+from thinwire.errors import WireError
 from thinwire.kernels import ops
 from thinwire.kernels.threads import set_num_threads
 
@@ -76,7 +78,13 @@ class Fences:
 def payloads(shape: tuple[int, int], codec: Codec, n: int) -> Iterator[np.ndarray]:
     """Bytes of a row: real ones, noise, and the extremes."""
     generator = np.random.default_rng(n)
-    yield codec.encode(awkward(shape[0], n))
+    real = codec.encode(awkward(shape[0], n))
+    yield real
+    if codec.variable:
+        for chance in (0.01, 0.1):
+            # Not the first bytes, where a row states its size.
+            changed = generator.random((shape[0], shape[1] - 8)) < chance
+            yield np.concatenate([real[:, :8], np.where(changed, generator.integers(0, 256, changed.shape), real[:, 8:])], axis=1)
     yield np.frombuffer(generator.bytes(shape[0] * shape[1]), dtype=np.uint8).reshape(shape)
     yield np.full(shape, 0xFF, dtype=np.uint8)
     yield np.zeros(shape, dtype=np.uint8)
@@ -92,9 +100,10 @@ def decode_cases(codec: Codec, rows: int, n: int, fences: Fences) -> int:
             fences.wire.read_only()
             out = fences.out.array((rows, n), np.float32, guard)
             out[:] = 1
-            codec.decode(wire, n, out=out)
-            codec.decode(wire, n, out=out, add=True)
-            count += 2
+            for add in (False, True):
+                with contextlib.suppress(WireError):
+                    codec.decode(wire, n, out=out, add=add)
+                count += 1
     return count
 
 

@@ -49,6 +49,27 @@ def test_bits(name, bits):
     assert tw.codec(name).bits_per_element(100_000) <= bits
 
 
+@pytest.mark.parametrize(("step", "bits", "limit"), [(0.259, 4, 0.0056), (1.08, 2, 0.0901), (2.42, 1, 0.349)])
+def test_uniform_steps_reach_the_entropy_coded_limit(step, bits, limit, seed):
+    """Error of the entropy-coded uniform quantizer at 4, 2 and 1 bits, with scales, tables and headers in 0.05 bit more."""
+    codec = tw.codec(f"entropy(grid;step={step})")
+    x = np.random.default_rng(seed).standard_normal((1, N), dtype=np.float32)
+    wire = codec.encode(x)
+    assert codec.measured_bits(wire, N) <= bits + 0.05
+    assert nmse(x, codec.decode(wire, N)) <= limit
+
+
+@pytest.mark.parametrize("draw", ["laplace", "student"])
+def test_heavy_tails_take_fewer_bits_at_no_more_error(draw, seed):
+    generator = np.random.default_rng(seed)
+    x = generator.laplace(size=(1, N // 4)) if draw == "laplace" else generator.standard_t(3, (1, N // 4))
+    x = x.astype(np.float32)
+    codec = tw.codec("entropy(grid;step=1.08)")
+    wire = codec.encode(x)
+    assert codec.measured_bits(wire, N // 4) <= 1.96
+    assert nmse(x, codec.decode(wire, N // 4)) <= 0.0901
+
+
 @pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 7, 8, 16])
 @pytest.mark.parametrize("block", [None, 64, 4096, 1 << 17])
 def test_affine_is_within_half_a_step(bits, block):

@@ -76,6 +76,9 @@ def test_size_of_a_row_depends_on_n_only_and_padding_is_zero(codec):
         assert wire.dtype == np.uint8
         assert codec.wire_bytes(n) % 16 == 0
         assert not wire[:, codec._payload_bytes(n) :].any()
+        for row in wire:
+            assert codec.least_bytes(n) <= codec.message_bytes(row) <= codec.wire_bytes(n)
+            assert not row[codec.message_bytes(row) :].any()
     assert codec.wire_bytes(0) == 0
     assert codec.bits_per_element(0) == 0.0
     assert codec.bits_per_element(1 << 20) == 8 * codec.wire_bytes(1 << 20) / (1 << 20)
@@ -117,7 +120,7 @@ def test_add_accumulates_and_out_is_filled_whole(codec):
 
 def spoiled(codec: Codec, n: int) -> int:
     """Elements of the aligned block that a NaN makes NaN."""
-    own = {"none": 1, "bf16": 1, "fp16": 1024}.get(codec.name) or getattr(codec, "block", 1) or n
+    own = {"none": 1, "bf16": 1, "fp16": 1024}.get(codec.name) or getattr(codec, "block", getattr(codec, "chunk", 1)) or n
     return max(own, spoiled(codec.inner, n)) if isinstance(codec, Wrapper) else own
 
 

@@ -34,7 +34,11 @@ def flat(model: nn.Module) -> np.ndarray:
     return torch.cat([p.detach().view(-1) for p in model.parameters()]).numpy()
 
 
-def _real(rank: int, ranks: int, name: str, text, codec: str, feedback: bool, bucket_mb: float | None):
+def optimizer_of(workload, model: nn.Module, feedback) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.05) if isinstance(feedback, tw.DeepGradient) else workload.optimizer(model)
+
+
+def _real(rank: int, ranks: int, name: str, text, codec: str, feedback: bool | tw.DeepGradient | None, bucket_mb: float | None):
     """This rank's losses, its weights and what it has sent."""
     workload = workload_of(name, text)
     torch.manual_seed(7)
@@ -42,7 +46,7 @@ def _real(rank: int, ranks: int, name: str, text, codec: str, feedback: bool, bu
     handle = tw.compress(model, codec, feedback=feedback)
     # A fixed link with a long way, so that many segments are under way.
     handle.transport.link = Link(rate=1e8, round_trip=0.05)
-    optimizer, losses = workload.optimizer(model), []
+    optimizer, losses = optimizer_of(workload, model, feedback), []
     for _, batch in zip(range(STEPS), workload.batches(0, 3, rank, ranks), strict=False):
         optimizer.zero_grad()
         loss = workload.loss(model(batch.inputs), batch.targets)
@@ -52,13 +56,13 @@ def _real(rank: int, ranks: int, name: str, text, codec: str, feedback: bool, bu
     return losses, flat(model), handle.stats().bytes_sent
 
 
-def _simulated(_: int, ranks: int, name: str, text, codec: str, feedback: bool, bucket_mb: float | None):
+def _simulated(_: int, ranks: int, name: str, text, codec: str, feedback: bool | tw.DeepGradient | None, bucket_mb: float | None):
     """The losses by rank, the weights, what each rank has sent, and whether all ranks had the same."""
     workload = workload_of(name, text)
     torch.manual_seed(7)
     model = workload.model()
     simulation = Simulation(model, codec, ranks, feedback, bucket_cap_mb=bucket_mb)
-    optimizer, losses = workload.optimizer(model), []
+    optimizer, losses = optimizer_of(workload, model, feedback), []
     batches = [workload.batches(0, 3, rank, ranks) for rank in range(ranks)]
     for _, batch in zip(range(STEPS), zip(*batches, strict=True), strict=False):
         losses.append(
@@ -90,6 +94,9 @@ def text(tmp_path_factory):
         (4, "gpt", "bf16", False, 0.1),
         (3, "gpt", "int4", False, 0.1),
         (2, "wide gpt", "int4", True, None),
+        (4, "gpt", "topk", None, 0.05),
+        (2, "wide gpt", "topk;k=4;chunk=4096;bits=4", tw.DeepGradient(), None),
+        (3, "mnist", "topk", tw.DeepGradient(nesterov=True, clip=0.01, warm_up_steps=4), 0.1),
         (4, "gpt", "int2/int4", True, 0.05),
         (2, "gpt", "*embed*=int8|blocks.1.*=int2/int4|*=int4;rounding=stochastic", True, 0.05),
         (4, "mnist", "auto:3.5;every=2", False, 0.1),
@@ -131,6 +138,16 @@ def local_gradients(model: nn.Module, ranks: int, step: int = 0) -> list[torch.T
 
 def gradient(model: nn.Module) -> torch.Tensor:
     return torch.cat([p.grad.reshape(-1) for p in model.parameters()])
+
+
+def test_deep_gradient_needs_a_sparse_codec_and_an_optimizer_without_momentum():
+    model = network()
+    with pytest.raises(ConfigError, match="not sparse"):
+        Simulation(model, "int4", 2, tw.DeepGradient())
+    simulation = Simulation(model, "topk", 2, tw.DeepGradient())
+    simulation.backward(loss_of(model))
+    with pytest.raises(ConfigError, match=r"momentum=0\.9"):
+        torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9).step()
 
 
 @pytest.mark.parametrize("codec", ["none", "int2"])

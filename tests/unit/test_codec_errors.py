@@ -8,6 +8,8 @@ import torch
 
 import thinwire as tw
 from thinwire.codec import from_spec
+from thinwire.codec.affine import Affine
+from thinwire.codec.float8 import Float8
 from thinwire.codec.integer import Int
 from thinwire.codec.minmax import MinMax
 from thinwire.kernels import ops
@@ -38,6 +40,18 @@ WIRE = INT8.encode(ROWS)
         (lambda: Int(bits=9, block=64, scale="bf16"), ["9", "2, 3, 4"]),
         (lambda: MinMax(bits=9), ["9", "16"]),
         (lambda: MinMax(bits=True), ["True"]),
+        (lambda: tw.codec("grid", step=0), ["step=0", "0.0625"]),
+        (lambda: tw.codec("grid", step="wide"), ["'wide'"]),
+        (lambda: tw.codec("grid", step=float("nan")), ["nan"]),
+        (lambda: tw.codec("grid", block=16), ["16", "32 to 4096"]),
+        (lambda: Affine(bits=9), ["9", "2, 3, 4"]),
+        (lambda: tw.codec("affine8", block=3), ["3", "powers of two"]),
+        (lambda: tw.codec("fp8_e4m3", block=8192), ["8192", "8 to 4096"]),
+        (lambda: tw.codec("fp8_e4m3", format="e5m2"), ["format='e5m2'", "part of the name"]),
+        (lambda: tw.codec("fp8_e4m3", bits=8), ["'bits'", "block"]),
+        (lambda: Float8(format="e3m4"), ["'e3m4'", "e4m3, e5m2"]),
+        (lambda: tw.codec("mxfp4", block=16), ["'block'", "no fields"]),
+        (lambda: from_spec("fp8_e4m3;format=e4m3;block=128"), ["part of the name"]),
         (lambda: from_spec("int8;block=128"), ["not complete"]),
         (lambda: from_spec("int8;block=128;block=128"), ["once each"]),
         (lambda: INT8.encode(np.zeros((2, 3), dtype=np.int32)), ["int32", "float32"]),

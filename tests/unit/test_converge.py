@@ -5,28 +5,36 @@ from __future__ import annotations
 import importlib.util
 import json
 import math
+import os
 import signal
 import subprocess
 import sys
 import time
 
 import pytest
-from test_cli import ENVIRONMENT, thinwire
+from typer.testing import CliRunner
 
 import thinwire as tw
 from thinwire.bench import converge
 from thinwire.bench.converge import Contestant, Run, Settings
 from thinwire.bench.converge_plot import check_plot, plot
 from thinwire.bench.converge_rows import restored, rows_of
+from thinwire.cli.app import app
 from thinwire.cli.output import write_json
-from thinwire.errors import ConfigError
+from thinwire.errors import ConfigError, DataError
 from thinwire.policy.choice import resolve
 
 SETTINGS = Settings(
     workload="mnist", data="7 digits", optimizer="sgd", lr=0.1, ranks=2, steps=4, batch=8, every=2, threads=1
 )  # fmt: skip
 TINY = ["bench", "converge", "--ranks", "2", "--steps", "4", "--batch", "8", "--every", "3", "--threads", "1"]
+ENVIRONMENT = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE")} | {"PYTHONWARNINGS": "default"}
 PLOTS = importlib.util.find_spec("matplotlib") is not None
+
+
+def thinwire(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "thinwire", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=240, env=ENVIRONMENT, check=False)
 
 
 def made(seed: int, loss: float, **fields) -> Run:
@@ -142,10 +150,9 @@ def test_a_picture_needs_matplotlib(tmp_path, monkeypatch):
     ],
 )
 def test_mistakes(arguments, words):
-    done = thinwire("bench", "converge", *arguments.split())
-    assert done.returncode == 2, done
-    assert "Traceback" not in done.stderr + done.stdout
-    assert all(word in done.stderr for word in words), done.stderr
+    error = CliRunner().invoke(app, ["bench", "converge", *arguments.split()]).exception
+    assert isinstance(error, ConfigError | DataError), error
+    assert all(word in str(error) for word in words), error
 
 
 def test_a_tiny_study_that_goes_on(tmp_path):
@@ -154,6 +161,7 @@ def test_a_tiny_study_that_goes_on(tmp_path):
     assert done.returncode == 0, done.stderr
     first = json.loads(file.read_text())["rows"]
     assert [row["codec"] for row in first] == ["none", "bf16", "int4"]
+    assert "Warning" not in done.stderr
     done = thinwire(*TINY, "--codecs", "int4,int2", "--feedback", "off,plain", "--seeds", "2", "--json", str(file), "--resume")
     assert done.returncode == 0, done.stderr
     assert "9 runs" in done.stdout  # 6 contestants with 2 seeds, less 3
@@ -170,6 +178,24 @@ def test_a_tiny_study_that_goes_on(tmp_path):
     assert rows["none", "off"]["nmse"] < rows["bf16", "off"]["nmse"] < rows["int4", "off"]["nmse"] < rows["int2", "off"]["nmse"]
     assert abs(rows["int4", "off"]["loss_difference"]) < 0.5
     assert rows["int2", "plain"]["loss"] != rows["int2", "off"]["loss"]
+
+
+def test_one_bit_adam_with_forms_of_feedback(tmp_path):
+    file = tmp_path / "study.json"
+    forms = "off,plain,decay,decay:0.95,average:0.9"
+    job = [*TINY, "--steps", "10", "--optimizer", "onebit-adam", "--codecs", "sign1", "--feedback", forms]
+    done = thinwire(*job, "--seeds", "1", "--json", str(file))
+    assert done.returncode == 0, done.stderr
+    rows = {(row["codec"], row["feedback"]): row for row in json.loads(file.read_text())["rows"]}
+    found = [form for codec, form in rows if codec == "sign1"]
+    assert found == ["off", "plain", "decay:0.95", "average:0.9"]
+    assert len({rows["sign1", form]["loss"] for form in found}) == 4
+    for row in rows.values():
+        assert row["replicas_identical"] is True
+        assert row["optimizer"] == "onebit-adam"
+    # 2 steps of 10 are exact; of the others only the small parameters are.
+    assert 0.2 * 32 < rows["sign1", "plain"]["bits_per_element"] < 0.3 * 32
+    assert rows["none", "off"]["bits_per_element"] == pytest.approx(32, rel=0.01)
 
 
 def test_a_run_is_that_of_real_ranks(tmp_path):
@@ -206,3 +232,28 @@ def test_an_interrupt_keeps_what_is_finished(tmp_path):
     assert rows[0]["loss"] is None
     assert len(rows[0]["runs"][0]["curve_steps"]) == 1
     assert "none" in out
+
+
+def test_deep_gradient_compression_is_for_sparse_codecs_and_sgd():
+    codecs = [tw.codec("int4"), tw.codec("topk", k=41)]
+    wanted = converge.contestants(codecs, [], ["off", "dgc:0.9"])
+    assert [(one.codec.name, one.feedback) for one in wanted] == [("int4", "off"), ("topk", "off"), ("topk", "dgc:0.9")]
+    with pytest.raises(ConfigError, match="none is sparse"):
+        converge.contestants(codecs[:1], [], ["dgc:0.9"])
+    converge.check_optimizer("momentum", wanted)
+    converge.check_optimizer("adamw", wanted[:2])
+    with pytest.raises(ConfigError, match="SGD's momentum"):
+        converge.check_optimizer("adamw", wanted)
+
+
+def test_deep_gradient_compression_runs_on_sgd_without_momentum(tmp_path):
+    rows = tmp_path / "rows.json"
+    CliRunner().invoke(
+        app,
+        [*TINY, "--codecs", "topk;k=41", "--feedback", "dgc:0.9", "--optimizer", "momentum", "--seeds", "1", "--json", str(rows)],
+        catch_exceptions=False,
+    )
+    found = {row["codec"]: row for row in json.loads(rows.read_text())["rows"]}
+    assert found["topk"]["feedback"] == "dgc:0.9"
+    assert found["topk"]["replicas_identical"]
+    assert found["topk"]["loss"] != found["none"]["loss"]

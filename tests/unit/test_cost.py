@@ -20,6 +20,20 @@ def test_bytes_on_the_wire():
     assert cost.wire_bytes(4_000_000, 32, 1) == 0
 
 
+def test_gathered_rows_go_to_every_rank_once():
+    assert cost.wire_bytes(4_000_000, 8, 2, gathered=True) == cost.wire_bytes(4_000_000, 8, 2) == 4e6
+    assert cost.wire_bytes(4_000_000, 1, 9, gathered=True) == 4e6
+    far = cost.Network(rate=1e12, round_trip=0.1, wake=0.001)
+    assert cost.compressed(1000, 1, 8, far, FAST, gathered=True) == pytest.approx(0.051, rel=1e-3)
+    machine = cost.Machine(encode=4e9, decode=8e9)
+    work = 4e6 * 4 / 4e9 + 9 * 4e6 * 4 / 8e9
+    there = cost.Network(rate=1e12, wake=0.0)
+    assert cost.compressed(4_000_000, 1, 9, there, machine, gathered=True) == pytest.approx(1.25 * work)
+    assert cost.crossover(4_000_000, 1, 2, machine, there, gathered=True) < cost.crossover(
+        4_000_000, 1, 2, FAST, there, gathered=True
+    )
+
+
 def test_a_slow_link_costs_its_bytes():
     assert cost.uncompressed(4_000_000, 32, 2, GIGABIT) == pytest.approx(0.128)
     assert cost.compressed(4_000_000, 8, 4, GIGABIT, FAST) == pytest.approx(0.048)

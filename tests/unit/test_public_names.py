@@ -51,5 +51,19 @@ def test_codecs_work_without_torch():
     assert run(program) == "thinwire.compress needs torch: pip install 'thinwire[torch]'\n"
 
 
+def test_modules_come_with_their_name_and_need_torch():
+    program = (
+        "import sys, thinwire as tw\n"
+        "assert 'torch' not in sys.modules\n"
+        "tw.feedback.Decayed(beta=0.9), tw.optim.OneBitAdam\n"
+        "assert 'torch' in sys.modules; print('fine')"
+    )
+    assert run(program) == "fine\n"
+    program = (
+        "import sys; sys.modules['torch'] = None\nimport thinwire as tw\ntry: tw.optim\nexcept ModuleNotFoundError as e: print(e)"
+    )
+    assert run(program) == "thinwire.optim needs torch: pip install 'thinwire[torch]'\n"
+
+
 def test_unknown_attribute():
     assert run("import thinwire\ntry: thinwire.nothing\nexcept AttributeError as e: print(e)").startswith("module 'thinwire'")

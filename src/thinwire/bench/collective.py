@@ -80,22 +80,23 @@ def measure(
     progress("measuring the link and the codecs")
     network = calibrate.network(transport)
     machines = {codec.name: calibrate.machine(transport, codec) for codec in codecs if not isinstance(codec, Raw)}
+    gathered = {codec.name for codec in codecs if codec.sums == "all_gather"}
     rows: list[dict[str, Any]] = []
     for size in sizes:
         progress(f"{size / 1e6:g} MB")
         found = _one_size(codecs, size // 4, repeat, link_rate)
-        rows += [row | _predicted(row, network, machines.get(row["codec"])) for row in found]
+        rows += [row | _predicted(row, network, machines.get(row["codec"]), row["codec"] in gathered) for row in found]
     return rows
 
 
-def _predicted(row: dict[str, Any], network: cost.Network, machine: cost.Machine | None) -> dict[str, Any]:
+def _predicted(row: dict[str, Any], network: cost.Network, machine: cost.Machine | None, gathered: bool) -> dict[str, Any]:
     """The cost model's seconds, and the link rate below which the codec wins over fp32 on this machine."""
     elements, bits, ranks = row["size_bytes"] // 4, row["bits_per_element"], row["ranks"]
     if machine is None:
         seconds, crossover = cost.uncompressed(elements, bits, ranks, network), None
     else:
-        seconds = cost.compressed(elements, bits, ranks, network, machine)
-        crossover = 8 * cost.crossover(elements, bits, ranks, machine, network) / 1e9
+        seconds = cost.compressed(elements, bits, ranks, network, machine, gathered)
+        crossover = 8 * cost.crossover(elements, bits, ranks, machine, network, gathered) / 1e9
         crossover = math.inf if crossover > _FASTEST_GBPS else crossover
     return {
         "predicted_seconds": seconds,
@@ -120,7 +121,8 @@ def _one_size(
     for method in methods:
         found, seconds = results[method.name], times[method.name]
         share = 2 * (transport.size - 1) / transport.size
-        wire = share * n * method.bits / seconds
+        gathered = method.codec is not None and method.codec.sums == "all_gather"
+        moved = 8 * cost.wire_bytes(n, method.bits, transport.size, gathered)
         rows.append(
             {
                 "codec": method.name,
@@ -131,8 +133,8 @@ def _one_size(
                 "seconds": seconds,
                 "milliseconds": 1e3 * seconds,
                 "busbw_gbps": share * 32 * n / seconds / 1e9,
-                "wire_over_link": None if link_rate is None else wire / link_rate,
-                "fraction_of_ideal": (baseline / seconds) / (32 / method.bits),
+                "wire_over_link": None if link_rate is None else moved / seconds / link_rate,
+                "fraction_of_ideal": (baseline / seconds) / (share * 32 * n / moved),
                 "nmse": float(np.square(found - exact).sum()) / power if power else 0.0,
                 "wrong": _wrong(method, found, tensors, exact),
                 "replicas_identical": len(set(transport.gather_bytes(_digest(found)))) == 1,
@@ -197,7 +199,7 @@ def _torch_bf16() -> Method:
 
 def _ours(codec: Codec, n: int) -> Method:
     reducer = Reducer(of(), codec)
-    bits = 8 * codec.wire_bytes(n) / n
+    bits = codec.expected_bits(n)
     return Method(name=codec.name, codec=codec, run=reducer.all_reduce, bits=bits, shards=reducer.shards(n))
 
 
@@ -211,7 +213,7 @@ def _wrong(method: Method, found: F32, tensors: list[F32], exact: npt.NDArray[np
     assert method.shards is not None
     checked, wrong = 0, 0
     for k in reversed(range(method.shards.segments)):
-        for owner in range(len(tensors)):
+        for owner in range(method.shards.ranks):
             span = method.shards.span(owner, k)
             wrong += int((found[span] != part(tensors, method.codec, "mean", owner, span)).sum())
             checked += span.stop - span.start

@@ -18,13 +18,14 @@ from torch import nn
 
 from thinwire.codec.cast import Raw
 from thinwire.errors import ConfigError, unknown_name
+from thinwire.feedback.deep_gradient import DeepGradient
+from thinwire.feedback.specs import parse, spec_of
+from thinwire.optim.simulated import SimulatedOneBitAdam
 from thinwire.policy.choice import Choice
+from thinwire.training.assignment import kernels_of
 from thinwire.training.simulate import Simulation
 from thinwire.workloads.base import Batch, Workload
 from thinwire.workloads.loop import effective_bits, held_out_sums
-
-FEEDBACK: Final[Mapping[str, bool]] = {"off": False, "plain": True}
-"""Names of error feedback, and what ``compress(feedback=...)`` takes for each."""
 
 OPTIMIZERS: Final[Mapping[str, Callable[[nn.Module, float], torch.optim.Optimizer]]] = {
     "sgd": lambda model, lr: torch.optim.SGD(model.parameters(), lr=lr),
@@ -32,11 +33,14 @@ OPTIMIZERS: Final[Mapping[str, Callable[[nn.Module, float], torch.optim.Optimize
     "adamw": lambda model, lr: torch.optim.AdamW(model.parameters(), lr=lr, betas=(0.9, 0.95), weight_decay=0.1),
 }
 
+ONE_BIT_ADAM: Final = "onebit-adam"
+"""AdamW's other one: it sends momenta itself, with the codec, after a warm-up of a fifth of the steps."""
+
 LEARNING_RATES: Final[Mapping[str, Mapping[str, float]]] = {
-    "mnist": {"momentum": 0.05, "sgd": 0.2, "adamw": 1e-3},
-    "gpt": {"adamw": 1e-3, "sgd": 1.0, "momentum": 0.1},
+    "mnist": {"momentum": 0.05, "sgd": 0.2, "adamw": 1e-3, ONE_BIT_ADAM: 1e-3},
+    "gpt": {"adamw": 1e-3, "sgd": 0.3, "momentum": 0.03, ONE_BIT_ADAM: 1e-3},
 }
-"""Defaults of a workload; its first optimizer is its own."""
+"""Defaults of a workload; its first optimizer is its own, the rates of the others are not tuned (gpt diverges with sgd at 1)."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -56,7 +60,7 @@ class Settings:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Contestant:
-    """A codec and a name in :data:`FEEDBACK`."""
+    """A codec and the spec of a form of feedback, or "off"."""
 
     codec: Choice
     feedback: str
@@ -77,7 +81,7 @@ class Run:
     train_loss: float
     """Of the last step, mean over the ranks."""
     nmse: float
-    """Of the mean gradient against the exact mean of what the ranks had, mean over the steps."""
+    """Of the mean gradient (OneBitAdam: momentum) against the exact mean of what the ranks had, mean over the steps."""
     wire_bytes_per_step: float
     bits_per_element: float
     replicas_identical: bool
@@ -91,29 +95,40 @@ def defaults(workload: str, optimizer: str | None) -> tuple[str, float]:
     if workload not in LEARNING_RATES:
         raise unknown_name("workload", workload, LEARNING_RATES)
     rates = LEARNING_RATES[workload]
-    if optimizer is not None and optimizer not in OPTIMIZERS:
-        raise unknown_name("optimizer", optimizer, OPTIMIZERS)
+    if optimizer is not None and optimizer not in rates:
+        raise unknown_name("optimizer", optimizer, rates)
     chosen = optimizer or next(iter(rates))
     return chosen, rates[chosen]
 
 
 def forms(names: str) -> list[str]:
-    """Names in :data:`FEEDBACK` from a comma-separated list. Raises ConfigError for another name, or for none at all."""
-    found = [name.strip() for name in names.split(",") if name.strip()]
-    for name in found:
-        if name not in FEEDBACK:
-            raise unknown_name("feedback", name, FEEDBACK)
+    """Specs of forms of feedback from a comma-separated list. Raises ConfigError for what is none, or for an empty list."""
+    found = [spec_of(parse(name.strip())) for name in names.split(",") if name.strip()]
     if not found:
-        raise ConfigError(f"feedback={names!r} is empty; allowed: {', '.join(FEEDBACK)}, separated by commas")
+        raise ConfigError(
+            f"feedback={names!r} is empty; allowed: off, plain, decay:0.95, average:0.9, dgc:0.9, separated by commas"
+        )
     return found
 
 
 def contestants(codecs: Sequence[Choice], baselines: Sequence[Choice], feedback: Sequence[str]) -> list[Contestant]:
-    """The baselines without feedback, then every codec that has something to feed back with each form of it. Each once."""
+    """The baselines without feedback, then every codec that has something to feed back with each form of it. Each once.
+
+    Deep Gradient Compression is for sparse codecs; others do without it. Raises ConfigError if there is no sparse one.
+    """
     made = [Contestant(codec=codec, feedback="off") for codec in baselines]
     for codec, form in itertools.product(codecs, feedback):
-        made.append(Contestant(codec=codec, feedback="off" if isinstance(codec, Raw) else form))
+        if not _is_deep(form) or all(one.sums == "all_gather" for one in kernels_of(codec)):
+            made.append(Contestant(codec=codec, feedback="off" if isinstance(codec, Raw) else form))
+    if any(map(_is_deep, feedback)) and not any(_is_deep(one.feedback) for one in made):
+        raise ConfigError(f"codecs={','.join(one.name for one in codecs)} and feedback=dgc: none is sparse; allowed: topk")
     return list(dict.fromkeys(made))
+
+
+def check_optimizer(optimizer: str, wanted: Sequence[Contestant]) -> None:
+    """Raises ConfigError for Deep Gradient Compression and an optimizer that is not SGD, with momentum or without."""
+    if optimizer not in ("sgd", "momentum") and any(_is_deep(one.feedback) for one in wanted):
+        raise ConfigError(f"optimizer={optimizer!r} and feedback=dgc, which has SGD's momentum; allowed: 'sgd', 'momentum'")
 
 
 def train(
@@ -123,14 +138,13 @@ def train(
     start = time.perf_counter()
     torch.manual_seed(seed)
     model = workload.model()
-    ranks = Simulation(model, contestant.codec, settings.ranks, FEEDBACK[contestant.feedback])
-    optimizer = OPTIMIZERS[settings.optimizer](model, settings.lr)
+    ranks, optimizer, take_step = _ranks(model, settings, contestant)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / settings.steps)
     steps, losses, errors = list[int](), list[float](), list[float]()
     train_loss, accuracy = math.nan, math.nan
     for step, batches in enumerate(_batches(workload, seed, settings), 1):
-        train_loss = statistics.fmean(ranks.backward(_loss_of(workload, model, batches)))
-        optimizer.step()
+        train_loss = statistics.fmean(ranks.backward(_loss_of(workload, ranks.models, batches)))
+        take_step()
         schedule.step()
         errors.append(ranks.nmse)
         ended = step == settings.steps or not math.isfinite(train_loss)
@@ -157,8 +171,33 @@ def train(
     )
 
 
-def _loss_of(workload: Workload, model: nn.Module, batches: Sequence[Batch]) -> Callable[[int], torch.Tensor]:
-    return lambda rank: workload.loss(model(batches[rank].inputs), batches[rank].targets)
+def _ranks(
+    model: nn.Module, settings: Settings, contestant: Contestant
+) -> tuple[Simulation | SimulatedOneBitAdam, torch.optim.Optimizer, Callable[[], object]]:
+    """The ranks, the optimizer whose learning rate is set, and what takes a step of all ranks."""
+    if settings.optimizer == ONE_BIT_ADAM:
+        # The variance that is held must come from more than the last 20 gradients, so beta2 is not AdamW's 0.95 here.
+        replicas = SimulatedOneBitAdam(
+            model, settings.ranks, lr=settings.lr, betas=(0.9, 0.999), weight_decay=0.1, codec=contestant.codec,
+            feedback=contestant.feedback, freeze_step=max(1, settings.steps // 5),
+        )  # fmt: skip
+        return replicas, replicas.optimizer, replicas.step
+    # Ranks that have the momentum themselves need an optimizer without.
+    name = "sgd" if _is_deep(contestant.feedback) else settings.optimizer
+    optimizer = OPTIMIZERS[name](model, settings.lr)
+
+    def step() -> None:
+        optimizer.step()  # looked up each time: a schedule of the learning rate puts its own in its place
+
+    return Simulation(model, contestant.codec, settings.ranks, contestant.feedback), optimizer, step
+
+
+def _is_deep(feedback: str) -> bool:
+    return isinstance(parse(feedback), DeepGradient)
+
+
+def _loss_of(workload: Workload, models: Sequence[nn.Module], batches: Sequence[Batch]) -> Callable[[int], torch.Tensor]:
+    return lambda rank: workload.loss(models[rank](batches[rank].inputs), batches[rank].targets)
 
 
 def _batches(workload: Workload, seed: int, settings: Settings) -> Iterator[tuple[Batch, ...]]:

@@ -10,13 +10,14 @@ import importlib.util
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 from rich.progress import track
 
+from thinwire.bench import entropy
 from thinwire.bench.hivemind import measure_hivemind
 from thinwire.codec.base import Codec
 from thinwire.kernels import ops
@@ -31,6 +32,7 @@ COLUMNS: Final = {
     "nmse": "NMSE",
     "wrong": "wrong",
 }
+"""Headings by key; those of bench/entropy.py follow where a row has them."""
 _CHECKED: Final = (1 << 20) + 77
 F32 = npt.NDArray[np.float32]
 
@@ -65,19 +67,21 @@ def _codec(codec: Codec, x: F32, repeat: int) -> list[dict[str, Any]]:
     }
     copy, seconds = _times(works, x, repeat)
     codec.decode(codec.encode(x, out=wire), n, out=out)
+    more = entropy.entropy_columns(codec, x, wire)
     nmse = float(np.square(x - out, dtype=np.float64).sum() / np.square(x, dtype=np.float64).sum())
     wrong = count_wrong(codec, x[:, :_CHECKED])
     return [
         {
             "codec": codec.name,
             "op": op,
-            "bits_per_element": codec.bits_per_element(n),
+            "bits_per_element": codec.measured_bits(wire, n),
             "gbps_in": x.nbytes / seconds[op] / 1e9,
             "ratio_to_copy": copy / seconds[op],
             "copy_gbps": x.nbytes / copy / 1e9,
             "nmse": nmse,
             "wrong": wrong[op],
             "elements": n,
+            **({"gsymbols": n / seconds[op] / 1e9, **more} if more else {}),
         }
         for op in works
     ]
@@ -118,6 +122,11 @@ def _outcome(codec: Codec, x: F32, n: int) -> dict[str, Any]:
         "decode": codec.decode(wire, n),
         "decode_add": codec.decode(wire, n, out=x.copy(), add=True),
     }
+
+
+def columns_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """The headings of a table of ``rows``."""
+    return COLUMNS | {key: heading for key, heading in entropy.COLUMNS.items() if any(key in row for row in rows)}
 
 
 def missing_peers(hivemind_python: str | None = None) -> list[str]:

@@ -1,4 +1,4 @@
-"""What a two-shot all-reduce must give, computed slowly by one process from every rank's tensor."""
+"""What an all-reduce must give, computed slowly by one process from every rank's tensor."""
 
 from __future__ import annotations
 
@@ -36,11 +36,12 @@ def summed(tensors: list[F32], codec: Codec, owner: int, span: slice) -> F32:
 
 
 def all_reduced(tensors: list[F32], codec: Wire, op: str, segment: int = shard.SEGMENT) -> F32:
-    """Both shots over all shards and segments."""
+    """All shards and segments."""
     ranks, n = len(tensors), tensors[0].size
-    shards = shard.even(n, ranks, segment)
+    one = isinstance(codec, Codec) and codec.sums == "all_gather"
+    shards = shard.Shards(n=n, ranks=1, size=n, segment=segment) if one else shard.even(n, ranks, segment)
     out = np.empty(n, dtype=np.float32)
-    for owner in range(ranks):
+    for owner in range(shards.ranks):
         for k in range(shards.segments):
             span = shards.span(owner, k)
             out[span] = part(tensors, codec, op, owner, span)
@@ -48,9 +49,14 @@ def all_reduced(tensors: list[F32], codec: Wire, op: str, segment: int = shard.S
 
 
 def part(tensors: list[F32], codec: Wire, op: str, owner: int, span: slice) -> F32:
-    """Both shots of one segment of a shard."""
+    """One segment of a shard: both shots, or the sum of all ranks' rows in rank order."""
     if span.stop <= span.start:
         return np.empty(0, dtype=np.float32)
+    if isinstance(codec, Codec) and codec.sums == "all_gather":
+        gathered = roundtrip(codec, tensors[0][span])
+        for tensor in tensors[1:]:
+            gathered += roundtrip(codec, tensor[span])
+        return gathered / np.float32(len(tensors)) if op == "mean" else gathered
     first, second = legs_of(codec)
     total = summed(tensors, first, owner, span)
     return roundtrip(second, total / np.float32(len(tensors)) if op == "mean" else total)

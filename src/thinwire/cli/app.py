@@ -11,6 +11,7 @@ from rich.console import Console
 
 from thinwire._version import __version__
 from thinwire.cli import bench, lab, train
+from thinwire.cli.inspect import inspect
 from thinwire.cli.launch import RunEnded
 from thinwire.cli.output import check_json, print_table, write_json
 from thinwire.codec import describe
@@ -25,6 +26,7 @@ app = typer.Typer(
 app.add_typer(train.app, name="train")
 app.add_typer(bench.app, name="bench")
 app.add_typer(lab.app, name="lab")
+app.command()(inspect)
 
 
 def _version(value: bool) -> None:

@@ -49,12 +49,29 @@ def _kernels(
         if value <= 0:
             raise ConfigError(f"--{name} {value} is out of range; allowed: above 0")
     check_json(json)
-    from thinwire.bench.kernel import COLUMNS, measure, missing_peers
+    from thinwire.bench.kernel import columns_of, measure, missing_peers
 
     rows = measure(chosen, int(size * 1e6) // 4, threads, repeat, hivemind_python)
-    print_table(rows, COLUMNS, title=f"{size:g} MB of fp32, {threads} thread(s), medians of {repeat} rounds")
+    print_table(rows, columns_of(rows), title=f"{size:g} MB of fp32, {threads} thread(s), medians of {repeat} rounds")
     for line in missing_peers(hivemind_python):
         print(line)
+    write_json(json, rows)
+
+
+@app.command()
+def accuracy(
+    codecs: Annotated[str, typer.Option(help="Codecs separated by commas, fields behind semicolons; or all.")] = "all",
+    elements: Annotated[int, typer.Option(help="Numbers of each distribution.", min=1)] = 1 << 22,
+    seed: Annotated[int, typer.Option(help="Of the numbers.", min=0)] = 0,
+    json: Annotated[Path | None, typer.Option(help="Also write the rows to this file.")] = None,
+) -> None:
+    """What every codec loses of Gaussian, Laplace and Student-t(3) numbers, and the bits that it takes."""
+    check_json(json)
+    chosen = list(REGISTRY.values()) if codecs == "all" else [resolve(name.strip()) for name in codecs.split(",")]
+    from thinwire.bench.accuracy import COLUMNS, measure
+
+    rows = measure(chosen, elements, seed)
+    print_table(rows, COLUMNS, title=f"Squared error by squared number, {elements:,} numbers a distribution")
     write_json(json, rows)
 
 

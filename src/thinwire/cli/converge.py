@@ -23,8 +23,8 @@ BASELINES = ("none", "bf16")
 def converge(
     workload: Annotated[str, typer.Option(help="mnist or gpt.")] = "mnist",
     codecs: Annotated[str, typer.Option(help="Codecs beside none and bf16, separated by commas.")] = "int8,int4,int2",
-    feedback: Annotated[str, typer.Option(help="Error feedback: off or plain; several, separated by commas.")] = "off",
-    optimizer: Annotated[str | None, typer.Option(help="sgd, momentum or adamw; mnist: momentum, gpt: adamw.")] = None,
+    feedback: Annotated[str, typer.Option(help="off, plain, decay:0.95, average:0.9, dgc:0.9; separated by commas.")] = "off",
+    optimizer: Annotated[str | None, typer.Option(help="sgd, momentum (mnist's), adamw (gpt's) or onebit-adam.")] = None,
     lr: Annotated[float | None, typer.Option(help="Learning rate at the start; it falls linearly to zero.")] = None,
     ranks: Annotated[int, typer.Option(help="Ranks to simulate.")] = 4,
     steps: Annotated[int, typer.Option(help="Steps of a run.")] = 300,
@@ -55,6 +55,7 @@ def converge(
     check_plot(plot)
     optimizer, usual = study.defaults(workload, optimizer)
     wanted = study.contestants(chosen, [resolve(name) for name in BASELINES], study.forms(feedback))
+    study.check_optimizer(optimizer, wanted)
     job, size = _workload(workload, data, batch)
     settings = study.Settings(
         workload=workload,

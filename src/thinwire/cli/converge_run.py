@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json as library
+import signal
 from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 
@@ -28,19 +29,21 @@ def run(
 ) -> None:  # fmt: skip
     """Train what ``before``, the rows of an earlier study, does not have yet, and show all.
 
-    Files are written after each run. Raises RunEnded after SIGINT, with everything written that was finished.
+    Files are written after each run. SIGINT ends it after the step that is under way: RunEnded, with everything written that was
+    finished.
     """
     earlier = restored(before, settings)
     runs: Runs = {one: earlier.get(one, {}) for one in wanted} | earlier
     tasks = [(seed, one) for seed in seeds for one in wanted if seed not in runs[one]]
     print(_heading(settings, tasks), flush=True)
     stopped = False
-    try:
-        for seed, one, made in _trained(workload, settings, tasks):
-            runs[one][seed] = made
-            write_json(json, rows_of(runs, settings))
-    except KeyboardInterrupt:
-        stopped = True
+    with _interrupts() as look:
+        try:
+            for seed, one, made in _trained(workload, settings, tasks, look):
+                runs[one][seed] = made
+                write_json(json, rows_of(runs, settings))
+        except _Stopped:
+            stopped = True
     rows = rows_of(runs, settings)
     write_json(json, rows)
     if rows:
@@ -69,14 +72,51 @@ def use_threads(count: int | None) -> int:
     return torch.get_num_threads()
 
 
+class _Stopped(Exception):
+    """SIGINT has come."""
+
+
+@contextlib.contextmanager
+def _interrupts() -> Generator[Callable[[], None]]:
+    """What to call between steps: it raises _Stopped once SIGINT has come.
+
+    A KeyboardInterrupt would be raised anywhere, also within a callback of torch's, which swallows it or makes another error
+    of it. A second SIGINT raises it after all.
+    """
+    came = False
+
+    def note(number: int, frame: object) -> None:
+        nonlocal came
+        if came:
+            raise KeyboardInterrupt
+        came = True
+
+    def look() -> None:
+        if came:
+            raise _Stopped
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield look
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def _trained(
-    workload: Workload, settings: Settings, tasks: Sequence[_Task]
+    workload: Workload, settings: Settings, tasks: Sequence[_Task], look: Callable[[], None]
 ) -> Generator[tuple[int, Contestant, Run]]:  # fmt: skip
     with _progress(settings, tasks) as (started, step, said):
         for seed, one in tasks:
             name = f"seed {seed}, {one.label}"
             started(name)
-            made = train(workload, settings, one, seed, step)
+
+            def after(number: int) -> None:
+                step(number)
+                if number < settings.steps:  # a run that is whole is kept
+                    look()
+
+            look()
+            made = train(workload, settings, one, seed, after)
             said(f"  {name}: loss {made.loss:.4f}, accuracy {100 * made.accuracy:.2f} %, {made.seconds:.0f} s")
             yield seed, one, made
 

@@ -23,7 +23,7 @@ from thinwire.codec.arrays import Array
 from thinwire.codec.base import Codec
 from thinwire.codec.registry import from_spec
 from thinwire.errors import ConfigError, WireError
-from thinwire.kernels.layout import round_up
+from thinwire.kernels.layout import ROW_ALIGN, round_up
 
 MAGIC: Final = b"TWIR"
 VERSION: Final = 1
@@ -34,7 +34,8 @@ LARGEST_ROW: Final = 1 << 60
 
 
 class Frame(NamedTuple):
-    """A frame's content: ``wire`` is (r, ``codec.wire_bytes(n)``) uint8, a view of the frame's bytes."""
+    """A frame's content: ``wire`` is (r, ``codec.wire_bytes(n)``) uint8, a view of the frame's bytes; a copy for a ``variable``
+    codec, whose rows are stored without the zeros behind them."""
 
     codec: Codec
     n: int
@@ -60,7 +61,10 @@ def pack(frame: Frame) -> bytes:
     """Frame rows that are encoded already."""
     spec = frame.codec.spec().encode("ascii")
     rows = frame.wire.shape[0]
-    payload = np.ascontiguousarray(frame.wire).tobytes()
+    if frame.codec.variable:
+        payload = b"".join(row[: frame.codec.message_bytes(row)].tobytes() for row in frame.wire)
+    else:
+        payload = np.ascontiguousarray(frame.wire).tobytes()
     header = bytearray(_HEADER.pack(MAGIC, VERSION, len(spec), 0, rows, 0, frame.n, len(payload)))
     header += spec.ljust(round_up(len(spec), 16), b"\0")
     checksum = zlib.crc32(payload, zlib.crc32(header))
@@ -69,7 +73,7 @@ def pack(frame: Frame) -> bytes:
 
 
 def unpack(data: bytes | bytearray | memoryview) -> Frame:
-    """Check a frame and view its rows; allocates nothing that depends on the header.
+    """Check a frame and view its rows; allocates nothing that depends on the header, before it knows that the rows are there.
 
     Raises WireError for truncated, extended, altered or unknown bytes, and ConfigError for what is not contiguous bytes.
     """
@@ -86,8 +90,28 @@ def unpack(data: bytes | bytearray | memoryview) -> Frame:
     if stated != actual:
         raise WireError(f"frame checksum is {stated:#010x}; its bytes give {actual:#010x}")
     rows = int(struct.unpack_from("<I", view, 8)[0])
-    wire = np.frombuffer(view[start:], dtype=np.uint8).reshape(rows, codec.wire_bytes(n))
-    return Frame(codec, n, wire)
+    payload = np.frombuffer(view[start:], dtype=np.uint8)
+    if codec.variable and size:
+        return Frame(codec, n, _padded_rows(codec, rows, n, payload))
+    return Frame(codec, n, payload.reshape(rows, codec.wire_bytes(n)))
+
+
+def _padded_rows(codec: Codec, rows: int, n: int, payload: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    """Rows that state their sizes, each with zeros behind it up to ``wire_bytes(n)``."""
+    least, most, at = codec.least_bytes(n), codec.wire_bytes(n), 0
+    places: list[tuple[int, int]] = []
+    for row in range(rows):
+        size = codec.stated_bytes(payload[at : at + ROW_ALIGN].tobytes())
+        if not least <= size <= min(most, payload.size - at):
+            raise WireError(f"frame row {row} says it has {size} bytes; allowed: {least} to {min(most, payload.size - at)}")
+        places.append((at, at + size))
+        at += size
+    if at != payload.size:
+        raise WireError(f"frame rows end after {at} bytes; the payload has {payload.size}")
+    wire = np.zeros((rows, most), dtype=np.uint8)
+    for target, (start, stop) in zip(wire, places, strict=True):
+        target[: stop - start] = payload[start:stop]
+    return wire
 
 
 def _read_header(view: memoryview) -> tuple[Codec, int, int, int]:
@@ -109,6 +133,8 @@ def _read_header(view: memoryview) -> tuple[Codec, int, int, int]:
         raise WireError(f"frame names codec {text!r}: {error}") from None
     if n > LARGEST_ROW:
         raise WireError(f"frame says {n} elements a row; allowed: up to {LARGEST_ROW}")
-    if size != rows * codec.wire_bytes(n):
-        raise WireError(f"frame says {size} payload bytes; {rows} rows of {n} elements have {rows * codec.wire_bytes(n)}")
+    least, most = rows * codec.least_bytes(n), rows * codec.wire_bytes(n)
+    if not least <= size <= most:
+        have = f"{most}" if least == most else f"{least} to {most}"
+        raise WireError(f"frame says {size} payload bytes; {rows} rows of {n} elements have {have}")
     return codec, n, start, size

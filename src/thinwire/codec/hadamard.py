@@ -37,6 +37,9 @@ class Hadamard(Wrapper):
         check_block(self.name, self.block, 8, 4096)
         check_seed(self.name, self.seed)
 
+    def _code_section(self, n: int) -> tuple[int, int] | None:
+        return self.inner._code_section(n)
+
     def _payload_bytes(self, n: int) -> int:
         return self.inner._payload_bytes(n)
 

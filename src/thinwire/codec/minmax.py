@@ -45,6 +45,9 @@ class MinMax(Codec):
     def _payload_bytes(self, n: int) -> int:
         return 8 * -(-n // self._block(n)) + code_bytes(n, self.bits)
 
+    def _code_section(self, n: int) -> tuple[int, int] | None:
+        return 8 * -(-n // self._block(n)), self.bits
+
     def _encode(self, rows: Rows, wire: U8, error: F32 | None, seed: int) -> None:
         ops.minmax_encode(rows, wire, self.bits, self._block(rows.data.shape[1]), error)
 

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from thinwire.codec import cast, hadamard, integer, minmax
+from thinwire.codec import affine, cast, entropy, float8, gauss, grid, hadamard, integer, minmax, mxfp4, topk
 from thinwire.codec.base import Codec, Wrapper, text
 from thinwire.errors import ConfigError, unknown_name
 
@@ -30,6 +30,13 @@ _INT_DEFAULTS: Final[dict[int, dict[str, Any]]] = {
     8: {"block": 128, "scale": "bf16"},
 }
 
+_GAUSS_DEFAULTS: Final[dict[int, dict[str, Any]]] = {
+    4: {"block": 256, "fit": "rms"},
+    3: {"block": 64, "fit": "least"},
+    2: {"block": 128, "fit": "rms"},
+    1: {"block": 256, "fit": "least"},
+}
+
 REGISTRY: Final[Mapping[str, Codec]] = {
     made.name: made
     for made in [
@@ -37,13 +44,20 @@ REGISTRY: Final[Mapping[str, Codec]] = {
         cast.BFloat16(),
         cast.Float16(),
         *(integer.Int(bits=bits, **_INT_DEFAULTS[bits]) for bits in reversed(integer.BITS)),
+        *(gauss.Gauss(bits=bits, **fields) for bits, fields in _GAUSS_DEFAULTS.items()),
+        grid.Grid(),
         *(minmax.MinMax(bits=bits) for bits in reversed(minmax.BITS) if bits > 1),
+        *(affine.Affine(bits=bits) for bits in reversed(affine.BITS)),
+        float8.Float8(format="e4m3"),
+        float8.Float8(format="e5m2"),
+        mxfp4.MxFp4(),
+        topk.TopK(k=41, chunk=4096, bits=4),
     ]
 }
 """Every name with the codec that its defaults give."""
 
 
-WRAPPERS: Final[Mapping[str, type[Wrapper]]] = {hadamard.Hadamard.label: hadamard.Hadamard}
+WRAPPERS: Final[Mapping[str, type[Wrapper]]] = {made.label: made for made in (hadamard.Hadamard, entropy.Entropy)}
 """What wraps a codec, by the name that stands before the parenthesis: ``hadamard(int4)``."""
 
 
@@ -101,8 +115,8 @@ def _with_fields(base: Codec, fields: Mapping[str, Any]) -> Codec:
         return base
     allowed = [name for name in base.field_names() if name != "inner"]
     for field in fields:
-        if field == "bits":
-            raise ConfigError(f"{base.name}: bits={fields[field]!r} is part of the name; allowed: another name")
+        if field in base.named:
+            raise ConfigError(f"{base.name}: {field}={fields[field]!r} is part of the name; allowed: another name")
         if field not in allowed:
             raise _unknown_field(base.name, field, allowed)
     return dataclasses.replace(base, **fields)
@@ -128,7 +142,7 @@ def describe(n: int = 1 << 20) -> list[dict[str, object]]:
     return [
         {
             "codec": made.name,
-            "bits_per_element": made.bits_per_element(n),
+            "bits_per_element": made.expected_bits(n),
             "fields": ", ".join(f"{name}={text(getattr(made, name))}" for name in made.field_names() if name != "inner"),
             "source": made.source,
         }

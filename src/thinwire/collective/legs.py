@@ -30,6 +30,10 @@ class Legs:
             made: Any = getattr(self, leg)
             if not isinstance(made, Codec):
                 raise ConfigError(f"{leg}={made!r} is not allowed; allowed: a codec of thinwire.codec(...)")
+            if made.sums != "two_shot":
+                raise ConfigError(
+                    f"{leg}={made.spec()!r} is no leg, since ranks gather its rows; allowed: codecs of which sums are encoded"
+                )
 
     @property
     def name(self) -> str:
@@ -42,6 +46,10 @@ class Legs:
     def bits_per_element(self, n: int) -> float:
         """Effective bits of an element in rows of ``n``: the mean of both, since each leg moves as many elements."""
         return (self.reduce.bits_per_element(n) + self.gather.bits_per_element(n)) / 2
+
+    def expected_bits(self, n: int) -> float:
+        """What plans go by, as a codec's."""
+        return (self.reduce.expected_bits(n) + self.gather.expected_bits(n)) / 2
 
 
 Wire = Codec | Legs

@@ -75,7 +75,15 @@ class SimulatedPeers:
         self.rank, self.size, self.link = rank, group.size, link
         self._group = group
 
-    def exchange(self, send: torch.Tensor | None, to: int, receive: torch.Tensor | None, source: int) -> Pending:
+    @property
+    def fixed_sizes(self) -> bool:
+        return False
+
+    def exchange(
+        self, send: torch.Tensor | None, to: int, receive: torch.Tensor | None, source: int,
+        measure: Callable[[memoryview], int] | None = None,
+    ) -> Pending:  # fmt: skip
+        """``measure`` is not needed: messages are handed over whole."""
         if send is not None:
             self._group.boxes[self.rank][to].put(send.clone())
         return _Arrival(self._group.boxes[source][self.rank], receive, source)
@@ -96,7 +104,7 @@ class _Arrival:
         data = self._box.get()
         if data is None:
             raise _Left(f"rank {self._source} has failed")
-        self._receive.copy_(data)
+        self._receive[: data.numel()].copy_(data)
 
 
 class _Sum:

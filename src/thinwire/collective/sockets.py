@@ -22,7 +22,7 @@ from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
-from thinwire.errors import CollectiveTimeout, TransportError
+from thinwire.errors import CollectiveTimeout, TransportError, WireError
 
 _HELLO: Final = struct.Struct("<16sII")
 _SET_UP_SECONDS: Final = 60.0
@@ -34,6 +34,8 @@ WATCH: Final = 0xFFFFFFFF
 """Number of the connection on which peers watch each other."""
 _GONE_SECONDS: Final = 120
 _MOST_AT_ONCE: Final = 32
+HEAD: Final = 16
+"""Bytes by which a message whose size the receiver does not know tells it; no message is shorter."""
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -41,8 +43,25 @@ class Message:
     """What is left of a message on its way into the kernel's buffer, or out of it."""
 
     rest: memoryview
+    measure: Callable[[memoryview], int] | None = None
+    """Tells the size of an arriving message by its first HEAD bytes; None for one that fills its buffer."""
     done: threading.Event = dataclasses.field(default_factory=threading.Event)
-    error: OSError | None = None
+    error: OSError | WireError | None = None
+    behind: memoryview | None = dataclasses.field(init=False, default=None)
+    """The buffer behind the head, while that is awaited."""
+
+    def __post_init__(self) -> None:
+        if self.measure is not None:
+            self.rest, self.behind = self.rest[:HEAD], self.rest
+
+    def goes_on(self) -> bool:
+        """Whether anything is left to move. Raises WireError for a message that is larger than its buffer."""
+        if not self.rest and self.behind is not None and self.measure is not None:
+            size = self.measure(self.behind[:HEAD])
+            if not HEAD <= size <= len(self.behind):
+                raise WireError(f"a message of {size} bytes is announced; allowed: {HEAD} to {len(self.behind)}")
+            self.rest, self.behind = self.behind[HEAD:size], None
+        return bool(self.rest)
 
     def wait(self, patience: Patience) -> None:
         """Until all of it has moved. Raises OSError, or TimeoutError if nothing moves for as long as ``patience`` lasts."""
@@ -187,14 +206,19 @@ class Connections:
         self._carrier.send(self._turn(self._sent, to), message)
         return lambda: message.wait(self._patience)
 
-    def receive(self, into: memoryview, source: int) -> Callable[[], None]:
+    def receive(
+        self, into: memoryview, source: int, measure: Callable[[memoryview], int] | None = None
+    ) -> Callable[[], None]:  # fmt: skip
         """Take the next message's turn; what is returned waits for it. It raises OSError.
+
+        With ``measure``, the message has the size that this finds in its first HEAD bytes; one that does not fit into ``into``,
+        or that ``measure`` refuses, raises WireError, and the connection is of no more use.
 
         With one connection the thread that waits receives by itself. With several, all are read at any time, or the windows of
         those that are not would close.
         """
         one = self._turn(self._received, source)
-        message = Message(rest=into)
+        message = Message(rest=into, measure=measure)
         if self.streams > 1:
             self._carrier.receive(one, message)
             return lambda: message.wait(self._patience)
@@ -322,7 +346,7 @@ def _push(one: socket.socket, message: Message) -> bool:
 def _take(one: socket.socket, message: Message, flags: int = socket.MSG_DONTWAIT) -> bool:
     """Receive what is there, or with MSG_WAITALL what comes in a tick; True once it is all, or the connection is broken."""
     try:
-        while message.rest:
+        while message.goes_on():
             count = one.recv_into(message.rest, len(message.rest), flags)
             if not count:
                 raise ConnectionResetError("the other side closed the connection: it has ended or was killed")
@@ -331,7 +355,7 @@ def _take(one: socket.socket, message: Message, flags: int = socket.MSG_DONTWAIT
                 return False  # a tick has passed with a part only
     except BlockingIOError:
         return False
-    except OSError as error:
+    except (OSError, WireError) as error:
         message.error = error
     message.done.set()
     return True

@@ -27,7 +27,7 @@ from torch.distributed import distributed_c10d
 from thinwire.collective.base import Link, Pending
 from thinwire.collective.sockets import Connections, Listener, Patience, local_address
 from thinwire.collective.watch import Watch
-from thinwire.errors import CollectiveTimeout, ConfigError, PeerLost, TransportError
+from thinwire.errors import CollectiveTimeout, ConfigError, PeerLost, TransportError, WireError
 
 Group = Any
 """A torch.distributed process group, or None for the default one."""
@@ -74,6 +74,8 @@ class _Exchange:
             except TransportError:
                 self._watch.check(what)
                 raise
+            except WireError as error:
+                raise TransportError(f"{what}: {error}", ranks=(peer,), operation=self._watch.operation) from error
             except TimeoutError:
                 raise self._watch.late(what, peer) from None
             except OSError as error:
@@ -174,11 +176,19 @@ class Transport:
         """The largest of all ranks' values."""
         return max(struct.unpack("<d", one)[0] for one in self.gather_bytes(struct.pack("<d", seconds)))
 
+    @property
+    def fixed_sizes(self) -> bool:
+        """Whether a receiver must know the bytes of a message, as for NCCL's all-to-all; else it may tell them itself."""
+        return self.style == "all_to_all"
+
     def exchange(
-        self, send: torch.Tensor | None, to: int, receive: torch.Tensor | None, source: int
+        self, send: torch.Tensor | None, to: int, receive: torch.Tensor | None, source: int,
+        measure: Callable[[memoryview], int] | None = None,
     ) -> Pending:  # fmt: skip
         """Start sending bytes to one rank and receiving from another (ranks of this group); None moves nothing.
 
+        ``measure``, which ``fixed_sizes`` rules out, finds in the first sockets.HEAD bytes of what arrives how many it has; if
+        ``receive`` has fewer, waiting raises TransportError.
         Every rank calls this equally often, since an all-to-all needs all of them; what was started first is waited for first.
         Both buffers belong to the exchange until it was waited for.
         """
@@ -187,8 +197,9 @@ class Transport:
         self.watch.check()
         halves: list[tuple[str, int, Callable[[], None]]] = []
         if receive is not None:
-            half = self._connections.receive(_view(receive), source)
-            halves.append((f"{receive.numel()} bytes from rank {source}", source, half))
+            half = self._connections.receive(_view(receive), source, measure)
+            at_most = "up to " if measure else ""
+            halves.append((f"{at_most}{receive.numel()} bytes from rank {source}", source, half))
         if send is not None:
             half = self._connections.send(_view(send), to)
             halves.append((f"{send.numel()} bytes to rank {to}", to, half))

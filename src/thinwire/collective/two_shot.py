@@ -6,6 +6,9 @@
 The expected error is D/(1 + (N-1) rho) + D for one quantization's D, where a ring that requantizes at each hop has
 D (N+1)/2 (docs/numerics.md). Shards travel in segments: while one is on the wire, the next is encoded and the last decoded.
 In round t of a segment, rank r sends to r+t and receives from r-t: both directions are busy and nobody is sent to twice.
+
+Rows of a codec whose size depends on the numbers travel at the size that they state themselves. An all-to-all, which is what NCCL
+has, needs sizes that both sides know: there they travel padded to the codec's capacity, so that such a codec saves nothing.
 """
 
 from __future__ import annotations
@@ -17,10 +20,10 @@ from typing import Literal
 import torch
 
 from thinwire.codec.base import Codec
-from thinwire.collective.base import Peers, Pending
+from thinwire.collective.base import Noise, Peers, Pending
+from thinwire.collective.buffers import Buffers
 from thinwire.collective.legs import Wire, legs_of
 from thinwire.collective.shard import Shards
-from thinwire.kernels.rng import mixed
 from thinwire.metrics import Recorder
 
 Op = Literal["mean", "sum"]
@@ -32,14 +35,12 @@ class TwoShot:
     Buffers are kept between calls; one thread uses an instance at a time, and all ranks call in the same order.
     """
 
-    def __init__(self, transport: Peers, codec: Wire, recorder: Recorder) -> None:
-        self.transport, self.recorder = transport, recorder
-        self.use(codec)
+    def __init__(self, transport: Peers, codec: Wire, recorder: Recorder, noise: Noise) -> None:
+        self.transport, self.recorder, self._noise = transport, recorder, noise
+        self._first, self._second = legs_of(codec)
         self._flight: deque[tuple[int | None, Pending, Callable[[], None]]] = deque()
         self._in_flight = 3
-        self._buffers: dict[int, deque[torch.Tensor]] = {}
-        self.messages = 0
-        """Rows encoded so far: with the rank, the seed of the noise of the next one."""
+        self.buffers = Buffers()
 
     def use(self, codec: Wire) -> None:
         """Take ``codec`` from the next call on."""
@@ -112,11 +113,10 @@ class TwoShot:
         """The row of one message in a buffer of ours, or None for an empty one."""
         if not x.numel():
             return None
-        wire = self._borrow(codec.wire_bytes(x.numel()))
+        wire = self.buffers.borrow(codec.wire_bytes(x.numel()))
         with self.recorder.timed("encode_seconds"):
-            seed = mixed(self.transport.rank, self.messages)
-            codec.encode(x[None], out=wire[None], error=None if error is None else error[None], seed=seed)
-        self.messages += 1
+            lost = None if error is None else error[None]
+            codec.encode(x[None], out=wire[None], error=lost, seed=self._noise.seed())
         return wire
 
     def _decode(self, codec: Codec, wire: torch.Tensor, out: torch.Tensor, add: bool) -> None:
@@ -129,18 +129,20 @@ class TwoShot:
     ) -> None:  # fmt: skip
         """Start one exchange; what arrives is for ``span`` of ``target``, and part of the sum of segment ``summand``."""
         count, codec = span.stop - span.start, self._first if add else self._second
-        receive = self._borrow(codec.wire_bytes(count)) if count else None
+        receive = self.buffers.borrow(codec.wire_bytes(count)) if count else None
+        varies = codec.variable and not self.transport.fixed_sizes
+        part = send if send is None or not varies else send[: codec.message_bytes(send)]
 
         def finish() -> None:
             if receive is not None:
+                self.recorder.add(bytes_received=codec.message_bytes(receive) if varies else receive.numel())
                 self._decode(codec, receive, target[span], add)
-                self._return(receive)
+                self.buffers.give_back(receive)
             if send is not None and not shared:
-                self._return(send)
+                self.buffers.give_back(send)
 
-        pending = self.transport.exchange(send, to, receive, source)
-        sent, received = 0 if send is None else send.numel(), 0 if receive is None else receive.numel()
-        self.recorder.add(bytes_sent=sent, bytes_received=received)
+        pending = self.transport.exchange(part, to, receive, source, codec.stated_bytes if varies else None)
+        self.recorder.add(bytes_sent=0 if part is None else part.numel())
         self._flight.append((summand, pending, finish))
         while len(self._flight) > self._in_flight:
             self._finish_one()
@@ -155,21 +157,6 @@ class TwoShot:
         """Finish exchanges in the order of their start until the sum of ``segment`` is complete; None: all of them."""
         while self._flight and (segment is None or any(one == segment for one, _, _ in self._flight)):
             self._finish_one()
-
-    def _borrow(self, size: int) -> torch.Tensor:
-        """``size`` bytes, of a buffer that an earlier message had: fresh memory costs a page fault every 4 KiB."""
-        free = self._buffers.get(_capacity(size))
-        whole = free.pop() if free else torch.empty(_capacity(size), dtype=torch.uint8)
-        return whole[:size]
-
-    def _return(self, buffer: torch.Tensor) -> None:
-        capacity = _capacity(buffer.numel())
-        self._buffers.setdefault(capacity, deque()).append(buffer.as_strided((capacity,), (1,)))
-
-
-def _capacity(size: int) -> int:
-    """A power of two, so that tensors of many sizes share a few buffers."""
-    return 1 << (size - 1).bit_length()
 
 
 class _At:

@@ -79,6 +79,21 @@ def _block_size(at: int, n: int, block: int) -> int:
     return size
 
 
+@inline
+def _rotate_tile(values: Any, at: int, n: int, block: int, roots: Any) -> None:
+    """Transform the blocks of a tile that starts at element ``at`` of a row of ``n``, in place."""
+    done = 0
+    while done < values.size:
+        size = _block_size(at + done, n, block)
+        part = values[done : done + size]
+        inverse = np.float32(1) / np.float32(size)
+        for i in range(size):
+            part[i] = part[i] * inverse
+        _transform(values, done, size)
+        _finish(part, roots[size])
+        done += size
+
+
 @kernel(READ_BYTES, INT, FLOATS, INT, INT, INT, INT, INT, FLOATS)
 def rotate(x: Any, kind: int, out: Any, start: int, stop: int, block: int, k0: int, k1: int, roots: Any) -> None:
     """Rotate elements [start, stop) of a row of ``out.size``; ``start`` is a multiple of the tile."""
@@ -88,16 +103,7 @@ def rotate(x: Any, kind: int, out: Any, start: int, stop: int, block: int, k0: i
         end = min(at + TILE, stop)
         target = out[at:end]
         _flip(load_tile(x, kind, at, end, scratch), at, low, high, np.float32(1), target)
-        done = 0
-        while done < end - at:
-            size = _block_size(at + done, out.size, block)
-            part = target[done : done + size]
-            inverse = np.float32(1) / np.float32(size)
-            for i in range(size):
-                part[i] = part[i] * inverse
-            _transform(target, done, size)
-            _finish(part, roots[size])
-            done += size
+        _rotate_tile(target, at, out.size, block, roots)
 
 
 @kernel(FLOATS, FLOATS, INT, INT, INT, INT, INT, FLOATS, BOOL)
@@ -108,16 +114,7 @@ def unrotate(y: Any, out: Any, start: int, stop: int, block: int, k0: int, k1: i
     for at in range(start, stop, TILE):
         end = min(at + TILE, stop)
         source = y[at:end]
-        done = 0
-        while done < end - at:
-            size = _block_size(at + done, out.size, block)
-            part = source[done : done + size]
-            inverse = np.float32(1) / np.float32(size)
-            for i in range(size):
-                part[i] = part[i] * inverse
-            _transform(source, done, size)
-            _finish(part, roots[size])
-            done += size
+        _rotate_tile(source, at, out.size, block, roots)
         if add:
             values = scratch[: end - at]
             _flip(source, at, low, high, np.float32(1), values)

@@ -35,7 +35,7 @@ def _order(pattern: Any) -> Any:
 
 
 @inline
-def _range(patterns: Any, at: int, end: int, bounds: Any, index: int) -> None:
+def block_range(patterns: Any, at: int, end: int, bounds: Any, index: int) -> None:
     """Smallest and largest of elements [at, end) (int32 patterns) to ``bounds[index:]``; NaN twice if not finite."""
     high, low = _MINUS_INF_KEY, _INF_KEY
     while at + LANES <= end:
@@ -77,7 +77,7 @@ def minmax_range(x: Any, kind: int, start: int, stop: int, bounds: Any) -> None:
         patterns = load_tile(x, kind, at, min(at + size, stop), scratch).view(np.int32)
         done = _widen(patterns, extremes)
         if done < patterns.size:
-            _range(patterns, done, patterns.size, part, 0)
+            block_range(patterns, done, patterns.size, part, 0)
             _join(bounds, part[0], part[1])
     high, low = extremes[:VECTOR].max(), extremes[VECTOR:].min()
     if high >= _INF_KEY or low <= _MINUS_INF_KEY:
@@ -104,7 +104,7 @@ def _encode_tile(tile: Any, bounds: Any, at: int, block: int, levels: Any, codes
         last = min(first + piece, tile.size)
         index = 2 * ((at + first) // block)
         if block <= TILE:
-            _range(patterns, first, last, bounds, index)
+            block_range(patterns, first, last, bounds, index)
         low = np.float64(bounds[index])
         span = np.float64(bounds[index + 1]) - low
         factor = levels / span if span > 0 else 0.0
@@ -123,6 +123,28 @@ def _encode_tile(tile: Any, bounds: Any, at: int, block: int, levels: Any, codes
 
 
 @inline
+def set_grid(codes: Any, at: int, end: int, low: Any, step: Any, out: Any) -> None:
+    """``out = low + code * step`` of elements [at, end), in fp64, rounded once."""
+    while at + LANES <= end:
+        from_codes(codes, at, low, step, out, at)
+        at += LANES
+    while at < end:
+        out[at] = np.float32(low + np.float64(codes[at]) * step)
+        at += 1
+
+
+@inline
+def add_grid(codes: Any, at: int, end: int, low: Any, step: Any, out: Any) -> None:
+    """As :func:`set_grid`, added to ``out``."""
+    while at + LANES <= end:
+        add_codes(codes, at, low, step, out, at)
+        at += LANES
+    while at < end:
+        out[at] += np.float32(low + np.float64(codes[at]) * step)
+        at += 1
+
+
+@inline
 def _decode_tile(codes: Any, bounds: Any, at: int, block: int, levels: Any, out: Any) -> None:
     piece = min(block, TILE)
     for first in range(0, out.size, piece):
@@ -130,13 +152,7 @@ def _decode_tile(codes: Any, bounds: Any, at: int, block: int, levels: Any, out:
         index = 2 * ((at + first) // block)
         low = np.float64(bounds[index])
         step = (np.float64(bounds[index + 1]) - low) / levels
-        i = first
-        while i + LANES <= last:
-            from_codes(codes, i, low, step, out, i)
-            i += LANES
-        while i < last:
-            out[i] = np.float32(low + np.float64(codes[i]) * step)
-            i += 1
+        set_grid(codes, first, last, low, step, out)
 
 
 @inline
@@ -147,13 +163,7 @@ def _add_tile(codes: Any, bounds: Any, at: int, block: int, levels: Any, out: An
         index = 2 * ((at + first) // block)
         low = np.float64(bounds[index])
         step = (np.float64(bounds[index + 1]) - low) / levels
-        i = first
-        while i + LANES <= last:
-            add_codes(codes, i, low, step, out, i)
-            i += LANES
-        while i < last:
-            out[i] += np.float32(low + np.float64(codes[i]) * step)
-            i += 1
+        add_grid(codes, first, last, low, step, out)
 
 
 @kernel(READ_BYTES, INT, BYTES, INT, INT, INT, INT, INT, FLOATS)

@@ -89,6 +89,28 @@ def largest_scale(bits: int) -> int:
     return BF16_MAX - ((bits - 1) << 7)
 
 
+def _floats(patterns: list[int]) -> npt.NDArray[np.float32]:
+    return np.array(patterns, dtype=np.uint32).view(np.float32)
+
+
+GAUSS_LEVELS: Final = {
+    1: _floats([0x3F4C422A]),
+    2: _floats([0x3EE7D2C9, 0x3FC1555D]),
+    3: _floats([0x3E7AF9F8, 0x3F418990, 0x3FAC0538, 0x4009B97A]),
+    4: _floats([0x3E0379FD, 0x3EC6AE44, 0x3F28215E, 0x3F713D39, 0x3FA0CC2F, 0x3FCF1C25, 0x40046AC7, 0x402EE2BF]),
+}
+"""The positive levels of the Lloyd-Max quantizer of 2**bits levels for the unit Gaussian, by bits."""
+GAUSS_THRESHOLDS: Final = {
+    1: _floats([]),
+    2: _floats([0x3F7B4A0F]),
+    3: _floats([0x3F002407, 0x3F866500, 0x3FDFBC17]),
+    4: _floats([0x3E8435A1, 0x3F05BC40, 0x3F4CAF4B, 0x3F8CB566, 0x3FB7F42A, 0x3FEBF8DA, 0x4019A6C3]),
+}
+"""The middle between each two of them."""
+GAUSS_LARGEST_SCALE: Final = BF16_MAX - (2 << 7)
+"""The bf16 bits of the largest scale of which four times are finite in fp32: no level is above four."""
+
+
 def round_up(value: int, multiple: int) -> int:
     return -(-value // multiple) * multiple
 

@@ -52,14 +52,14 @@ def backend() -> str:
     return _backend
 
 
-def _encode_rows(rows: Rows, wire: U8, error: F32 | None, align: int, kernel: Callable[..., object]) -> None:
+def encode_rows(rows: Rows, wire: U8, error: F32 | None, align: int, kernel: Callable[..., object]) -> None:
     """Call ``kernel(x bytes, wire row, error row, start, stop)`` over each row in pieces."""
     for i, row in enumerate(rows.data):
         lost = _NO_ERROR if error is None else error[i]
         in_pieces(partial(kernel, row.view(np.uint8), wire[i], lost), row.size, align)
 
 
-def _decode_rows(wire: U8, out: F32, align: int, kernel: Callable[..., object]) -> None:
+def decode_rows(wire: U8, out: F32, align: int, kernel: Callable[..., object]) -> None:
     """Call ``kernel(wire row, out row, start, stop)`` over each row in pieces."""
     for i, row in enumerate(out):
         in_pieces(partial(kernel, wire[i], row), row.size, align)
@@ -77,7 +77,7 @@ def int_encode(rows: Rows, wire: U8, bits: int, block: int, log_scale: bool, err
     def piece(x: U8, w: U8, e: F32, a: int, b: int) -> None:
         kernel(x, kind, w, n, a, b, bits, block, log_scale, table, e)
 
-    _encode_rows(rows, wire, error, max(layout.TILE, block), piece)
+    encode_rows(rows, wire, error, max(layout.TILE, block), piece)
 
 
 def int_encode_stochastic(
@@ -110,7 +110,7 @@ def _int_encode_modes(
     def piece(x: U8, w: U8, e: F32, a: int, b: int) -> None:
         kernel(x, kind, w, n, a, b, bits, block, log_scale, table, e, stochastic, *keys)
 
-    _encode_rows(rows, wire, error, max(layout.TILE, block), piece)
+    encode_rows(rows, wire, error, max(layout.TILE, block), piece)
 
 
 def int_decode(wire: U8, out: F32, bits: int, block: int, log_scale: bool, add: bool) -> None:
@@ -125,7 +125,7 @@ def int_decode(wire: U8, out: F32, bits: int, block: int, log_scale: bool, add: 
     def piece(w: U8, o: F32, a: int, b: int) -> None:
         kernel(w, o, a, b, bits, block, log_scale, table, add)
 
-    _decode_rows(wire, out, max(layout.TILE, block), piece)
+    decode_rows(wire, out, max(layout.TILE, block), piece)
 
 
 def minmax_encode(rows: Rows, wire: U8, bits: int, block: int, error: F32 | None) -> None:
@@ -138,19 +138,18 @@ def minmax_encode(rows: Rows, wire: U8, bits: int, block: int, error: F32 | None
     n, kind = rows.data.shape[1], rows.kind
     if block > layout.TILE:
         for i, row in enumerate(rows.data):
-            _write_long_ranges(row.view(np.uint8), kind, wire[i], n, block)
+            wire[i, : 8 * -(-n // block)].view(np.float32).reshape(-1, 2)[...] = long_ranges(row.view(np.uint8), kind, n, block)
 
     def piece(x: U8, w: U8, e: F32, a: int, b: int) -> None:
         kernel(x, kind, w, n, a, b, bits, block, e)
 
-    _encode_rows(rows, wire, error, layout.TILE, piece)
+    encode_rows(rows, wire, error, layout.TILE, piece)
 
 
-def _write_long_ranges(x: U8, kind: int, wire: U8, n: int, block: int) -> None:
-    """Bounds of the blocks that are longer than a tile, to the front of the row."""
-    bounds = wire[: 8 * -(-n // block)].view(np.float32).reshape(-1, 2)
-    for i, start in enumerate(range(0, n, block)):
-        bounds[i] = _long_range(x, kind, start, min(start + block, n))
+def long_ranges(x: U8, kind: int, n: int, block: int) -> F32:
+    """Smallest and largest of the blocks of a row that are longer than a tile: (blocks, 2); NaN twice if one is not finite."""
+    found = [_long_range(x, kind, start, min(start + block, n)) for start in range(0, n, block)]
+    return np.array(found, dtype=np.float32)
 
 
 def _long_range(x: U8, kind: int, start: int, stop: int) -> tuple[Any, Any]:
@@ -180,7 +179,7 @@ def minmax_decode(wire: U8, out: F32, bits: int, block: int, add: bool) -> None:
     def piece(w: U8, o: F32, a: int, b: int) -> None:
         kernel(w, o, a, b, bits, block, add)
 
-    _decode_rows(wire, out, layout.TILE, piece)
+    decode_rows(wire, out, layout.TILE, piece)
 
 
 def bf16_encode(rows: Rows, wire: U8, error: F32 | None) -> None:
@@ -195,7 +194,7 @@ def bf16_encode(rows: Rows, wire: U8, error: F32 | None) -> None:
     def piece(x: U8, w: U8, e: F32, a: int, b: int) -> None:
         kernel(x, kind, w, a, b, e)
 
-    _encode_rows(rows, wire, error, layout.TILE, piece)
+    encode_rows(rows, wire, error, layout.TILE, piece)
 
 
 def bf16_decode(wire: U8, out: F32, add: bool) -> None:
@@ -208,7 +207,7 @@ def bf16_decode(wire: U8, out: F32, add: bool) -> None:
     def piece(w: U8, o: F32, a: int, b: int) -> None:
         kernel(w, o, a, b, add)
 
-    _decode_rows(wire, out, layout.TILE, piece)
+    decode_rows(wire, out, layout.TILE, piece)
 
 
 def f16_encode(rows: Rows, wire: U8, block: int, error: F32 | None) -> None:
@@ -223,7 +222,7 @@ def f16_encode(rows: Rows, wire: U8, block: int, error: F32 | None) -> None:
     def piece(x: U8, w: U8, e: F32, a: int, b: int) -> None:
         kernel(x, kind, w, n, a, b, block, e)
 
-    _encode_rows(rows, wire, error, layout.TILE, piece)
+    encode_rows(rows, wire, error, layout.TILE, piece)
 
 
 def f16_decode(wire: U8, out: F32, block: int, add: bool) -> None:
@@ -236,7 +235,7 @@ def f16_decode(wire: U8, out: F32, block: int, add: bool) -> None:
     def piece(w: U8, o: F32, a: int, b: int) -> None:
         kernel(w, o, a, b, block, add)
 
-    _decode_rows(wire, out, layout.TILE, piece)
+    decode_rows(wire, out, layout.TILE, piece)
 
 
 def raw_encode(rows: Rows, wire: U8, error: F32 | None) -> None:

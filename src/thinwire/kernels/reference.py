@@ -169,8 +169,8 @@ def write_codes(blocks: F32, scales: F32, wire: U8, at: int, bits: int, n: int, 
     wire[:, at : at + layout.code_bytes(n, bits)] = pack(codes, bits)
 
 
-def write_bf16_scales(keys: U32, wire: U8, n: int, bits: int, block: int, up: bool = False) -> tuple[F32, int]:
-    """The scale of each block, as bf16 at the front of the row, rounded to nearest or ``up``; and where the codes start."""
+def bf16_scales(keys: U32, bits: int, up: bool = False) -> U16:
+    """The bf16 scale of each magnitude key, rounded to nearest or ``up``; the extreme's code is negative."""
     magnitude = (keys >> np.uint32(1)).view(np.float32)
     finite = keys < layout.NONFINITE_KEY
     with np.errstate(invalid="ignore"):
@@ -179,10 +179,15 @@ def write_bf16_scales(keys: U32, wire: U8, n: int, bits: int, block: int, up: bo
         stored = np.minimum(rounded, layout.largest_scale(bits))
     # A scale below the smallest normal number would have no finite inverse: such a block is sent as zeros.
     stored = np.where(stored < layout.BF16_MIN_NORMAL, 0, stored | np.where(keys & 1, 0, 0x8000))
-    stored = np.where(finite, stored, layout.BF16_NAN).astype("<u2")
+    return np.where(finite, stored, layout.BF16_NAN).astype(np.uint16)
+
+
+def write_bf16_scales(keys: U32, wire: U8, n: int, bits: int, block: int, up: bool = False) -> tuple[F32, int]:
+    """The scale of each block, as bf16 at the front of the row, rounded to nearest or ``up``; and where the codes start."""
+    stored = bf16_scales(keys, bits, up)
     size = layout.int_scale_bytes(n, block, log_scale=False)
-    wire[:, :size] = stored.view(np.uint8)
-    return bf16_values(stored.astype(np.uint16)), size
+    wire[:, :size] = stored.astype("<u2").view(np.uint8)
+    return bf16_values(stored), size
 
 
 def write_log_scales(keys: U32, wire: U8, n: int, bits: int, block: int, up: bool = False) -> tuple[F32, int]:
@@ -241,17 +246,23 @@ def int_decode(wire: U8, out: F32, bits: int, block: int, log_scale: bool, add: 
 # --- minmaxB: affine -----------------------------------------------------------------------------------------------
 
 
+def ranges(blocks: F32, inside: npt.NDArray[np.bool_]) -> F32:
+    """Smallest and largest of each block's elements that are ``inside`` the row: (r, blocks, 2); NaN if one is not finite."""
+    with np.errstate(invalid="ignore"):
+        lo = np.where(inside, blocks, np.float32(np.inf)).min(axis=2)
+        hi = np.where(inside, blocks, np.float32(-np.inf)).max(axis=2)
+    finite = np.all(np.isfinite(blocks) | ~inside, axis=2, keepdims=True)
+    bounds = np.where(finite, np.stack([lo, hi], axis=2), np.float32(np.nan)).astype("<f4")
+    return bounds + np.float32(0)  # -0.0 becomes 0.0: which of the two a minimum picks is not defined
+
+
 def minmax_encode(x: F32, wire: U8, bits: int, block: int, error: F32 | None) -> None:
     """``code = round((x - lo) / (hi - lo) * (2**bits - 1))`` in fp64; ``lo`` and ``hi`` go as fp32."""
     rows, n = x.shape
     blocks = blocks_of(x, block)
     inside = (np.arange(blocks.shape[1] * block) < n).reshape(1, -1, block)
-    with np.errstate(invalid="ignore"):
-        lo = np.where(inside, blocks, np.float32(np.inf)).min(axis=2)
-        hi = np.where(inside, blocks, np.float32(-np.inf)).max(axis=2)
-    finite = (np.isfinite(blocks) | ~inside).all(axis=2)
-    bounds = np.where(finite[..., None], np.stack([lo, hi], axis=2), np.float32(np.nan)).astype("<f4")
-    bounds += np.float32(0)  # -0.0 becomes 0.0: which of the two a minimum picks is not defined
+    bounds = ranges(blocks, inside)
+    finite = np.isfinite(bounds[..., 0])
     size = 8 * blocks.shape[1]
     wire[:, :size] = bounds.reshape(rows, -1).view(np.uint8)
     low = bounds[..., 0].astype(np.float64)
@@ -276,9 +287,14 @@ def minmax_decode(wire: U8, out: F32, bits: int, block: int, add: bool) -> None:
     with np.errstate(over="ignore", invalid="ignore"):
         bounds = stored.astype(np.float64)
         step = (bounds[..., 1] - bounds[..., 0]) / np.float64((1 << bits) - 1)
-        values = spread(bounds[..., 0], block, n) + codes.astype(np.float64) * spread(step, block, n)
-        values = values.astype(np.float32)
-    deliver(values, out, add)
+    deliver(on_grid(codes, bounds[..., 0], step, block), out, add)
+
+
+def on_grid(codes: U32, low: F64, step: F64, block: int) -> F32:
+    """``low + code * step`` in fp64, rounded once to fp32; codes (r, n), a ``low`` and a ``step`` a block."""
+    n = codes.shape[1]
+    with np.errstate(over="ignore", invalid="ignore"):
+        return (spread(low, block, n) + codes.astype(np.float64) * spread(step, block, n)).astype(np.float32)
 
 
 # --- casts ---------------------------------------------------------------------------------------------------------

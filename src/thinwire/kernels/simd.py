@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from llvmlite import ir
-from numba.core import cgutils
+from numba.core import cgutils, codegen, config
 
 from thinwire.kernels.layout import TILE
 
@@ -19,6 +19,13 @@ LINE = 64
 I8, I16, I32, I64 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64)
 F32, F64 = ir.FloatType(), ir.DoubleType()
 _BYTES = {I8: 1, I16: 2, I32: 4, F32: 4, F64: 8, I64: 8}
+
+
+def host_features() -> list[str]:
+    """What the processor that Numba compiles for has, in LLVM's words: "+f16c", "+avx2"."""
+    chosen: str | None = getattr(config, "CPU_FEATURES", None)  # from NUMBA_CPU_NAME and NUMBA_CPU_FEATURES
+    features: str = codegen.get_host_cpu_features() if chosen is None else chosen
+    return features.split(",")
 
 
 class Emitter:

@@ -1,4 +1,4 @@
-"""Vector code of the ``minmaxB`` kernels. Every function takes element offsets and checks no bounds.
+"""Vector code of the ``minmaxB`` and ``affineB`` kernels. Every function takes element offsets and checks no bounds.
 
 Order keys are fp32 bits as signed integers that compare as the numbers do; minima of floats themselves do not
 vectorize, since NaN has no order.
@@ -90,6 +90,30 @@ def to_codes(typingctx: Any, x: Any, at: Any, low: Any, factor: Any, codes: Any,
         return context.get_dummy_value()
 
     return types.none(x, types.int64, types.float64, types.float64, codes, types.int64), code
+
+
+@intrinsic
+def to_steps(
+    typingctx: Any, x: Any, at: Any, inverse: Any, lowest: Any, highest: Any, zero: Any, codes: Any, codes_at: Any
+) -> Any:  # fmt: skip
+    """``codes = round(clip(x, lowest, highest) * inverse) + zero`` of LANES elements, as bytes; the product is fp64."""
+
+    def code(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        e, b = Emitter(context, builder, sig, args), builder
+        source, target = e.pointer(0, args[1], F32), e.pointer(6, args[7], I8)
+        inverse, lowest, highest = (e.splat(number, VECTOR) for number in args[2:5])
+        zero = e.splat(args[5], VECTOR)
+        for k in range(0, LANES, VECTOR):
+            e.prefetch_next_tile(source, F32, k)
+            e.prefetch_next_tile(target, I8, k, write=True)
+            value = e.load(source, F32, VECTOR, k)
+            value = b.select(b.fcmp_ordered(">", lowest, value), lowest, value)
+            value = b.select(b.fcmp_ordered("<", highest, value), highest, value)
+            steps = e.nearest(b.fmul(b.fpext(value, WIDE), inverse))
+            e.store(b.add(b.trunc(steps, ir.VectorType(I8, VECTOR)), zero), target, I8, k)
+        return context.get_dummy_value()
+
+    return types.none(x, types.int64, types.float64, types.float32, types.float32, types.uint8, codes, types.int64), code
 
 
 def _make_from_codes(add: bool) -> Any:

@@ -11,11 +11,10 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
-from numba.core import codegen, config
 from numba.extending import intrinsic
 
 from thinwire.kernels.layout import BF16_MAX, BF16_NAN
-from thinwire.kernels.simd import F32, I16, I32, VECTOR, Emitter
+from thinwire.kernels.simd import F32, I16, I32, VECTOR, Emitter, host_features
 
 LANES = 64
 HALF = ir.VectorType(ir.HalfType(), VECTOR)
@@ -25,9 +24,7 @@ SHORTS, WORDS = ir.VectorType(I16, VECTOR), ir.VectorType(I32, VECTOR)
 
 def converts_half() -> bool:
     """Whether Numba's target converts fp16; without it LLVM would call a function that Numba does not have."""
-    chosen: str | None = getattr(config, "CPU_FEATURES", None)  # from NUMBA_CPU_NAME and NUMBA_CPU_FEATURES
-    features: str = codegen.get_host_cpu_features() if chosen is None else chosen
-    return platform.machine() in ("aarch64", "arm64") or "+f16c" in features.split(",")
+    return platform.machine() in ("aarch64", "arm64") or "+f16c" in host_features()
 
 
 @intrinsic

@@ -51,7 +51,7 @@ class Assignment:
         """Effective bits of a compressed element, the mean over parameters of these sizes; 32 if none is compressed."""
         groups = self.groups(sizes)
         total = sum(groups.values())
-        return sum(n * codec.bits_per_element(n) for codec, n in groups.items()) / total if total else 32.0
+        return sum(n * codec.expected_bits(n) for codec, n in groups.items()) / total if total else 32.0
 
     def rows(self, sizes: Mapping[str, int]) -> list[dict[str, object]]:
         """A row a parameter: name, elements, codec and effective bits."""
@@ -59,7 +59,7 @@ class Assignment:
         for name, size in sizes.items():
             codec = self.codecs.get(name, Raw())
             made.append(
-                {"parameter": name, "elements": size, "codec": codec.spec(), "bits_per_element": codec.bits_per_element(size)}
+                {"parameter": name, "elements": size, "codec": codec.spec(), "bits_per_element": codec.expected_bits(size)}
             )
         return made
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -13,16 +12,8 @@ from thinwire.policy.choice import Choice
 from thinwire.training.assignment import kernels_of
 
 
-def compile_kernels(choice: Choice) -> None:
-    """Compile what a step calls, so that no step waits for it, or for a rank that was lost while it compiled."""
-    for codec in kernels_of(choice):
-        x = torch.zeros(1, 256)
-        wire = codec.encode(x, error=torch.empty_like(x))
-        codec.decode(wire, 256, out=x, add=True)
-
-
-def ddp_of(model: Any) -> DistributedDataParallel:
-    """The DDP module that ``model`` is, or is compiled from. Raises ConfigError for anything else."""
+def unwrapped(model: torch.nn.Module) -> DistributedDataParallel:
+    """The DDP module, out of torch.compile's. Raises ConfigError for any other, and for one that calls no hook."""
     model = getattr(model, "_orig_mod", model)  # torch.compile(DDP)
     if not isinstance(model, DistributedDataParallel):
         raise ConfigError(
@@ -35,6 +26,22 @@ def ddp_of(model: Any) -> DistributedDataParallel:
             "True or 'ddp_optimizer', set before DistributedDataParallel(model)"
         )
     return model
+
+
+def check_arguments(min_elements: object, verify_every: object) -> None:
+    """Raises ConfigError for arguments of ``compress`` that are out of range."""
+    if isinstance(min_elements, bool) or not isinstance(min_elements, int) or min_elements < 0:
+        raise ConfigError(f"min_elements={min_elements!r} is out of range; allowed: 0 or more")
+    if verify_every is not None and (isinstance(verify_every, bool) or not isinstance(verify_every, int) or verify_every < 1):
+        raise ConfigError(f"verify_every={verify_every!r} is out of range; allowed: 1 or more, or None for never")
+
+
+def compile_kernels(choice: Choice) -> None:
+    """Compile what a step calls, so that no step waits for it, or for a rank that was lost while it compiled."""
+    for codec in kernels_of(choice):
+        x = torch.zeros(1, 256)
+        wire = codec.encode(x, error=torch.empty_like(x))
+        codec.decode(wire, 256, out=x, add=True)
 
 
 def check_parameters(parameters: Mapping[str, torch.Tensor]) -> None:

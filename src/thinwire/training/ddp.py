@@ -6,14 +6,13 @@ so backward continues while the worker encodes and sends. Nothing waits inside a
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import logging
 import math
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from typing import Any, Final
 
 import torch
@@ -23,6 +22,8 @@ from thinwire.codec.cast import Raw
 from thinwire.collective.handshake import agree
 from thinwire.controller import Controller
 from thinwire.errors import ConfigError
+from thinwire.feedback.forms import Feedback
+from thinwire.feedback.specs import form_of, spec_of
 from thinwire.kernels.threads import set_num_threads
 from thinwire.metrics import Recorder, Stats
 from thinwire.overlap import worker_of
@@ -30,10 +31,11 @@ from thinwire.policy.choice import Choice, ChoiceLike, resolve
 from thinwire.policy.patterns import Patterns
 from thinwire.reducer import Reducer
 from thinwire.training import state
-from thinwire.training.assignment import assign, controller_for, tied_names
+from thinwire.training.assignment import assign, controller_for, kernels_of, tied_names
 from thinwire.training.bucket import Held, as_payload, layout_of, regrouped, share_out
-from thinwire.training.checks import check_parameters, compile_kernels, ddp_of
-from thinwire.training.hook import is_compressed, register
+from thinwire.training.checks import check_arguments, check_parameters, compile_kernels, unwrapped
+from thinwire.training.hook import is_compressed, raise_after_backward, register
+from thinwire.training.optimizers import watch_optimizers
 from thinwire.training.payoff import Payoff
 from thinwire.training.reduction import Reduction, residuals_for
 from thinwire.training.share import Share, share_of
@@ -45,7 +47,7 @@ MIN_ELEMENTS: Final = 256
 def compress(
     model: torch.nn.Module,
     codec: ChoiceLike = "int8",
-    feedback: bool | None = None,
+    feedback: bool | str | Feedback | None = None,
     min_elements: int = MIN_ELEMENTS,
     streams: int | None = None,
     timeout: float | None = None,
@@ -56,9 +58,11 @@ def compress(
     Parameters with one dimension or fewer than ``min_elements`` elements go uncompressed (fp32); so does what
     ``codec="none"`` names. ``codec`` may also be ``{"*.bias": "none", "head.*": "int8", "*": "int4"}``, by the first pattern that
     matches a parameter's name; ``"auto:4"``, bits by layer of which the average is at most that; and ``("int2", "int4")``, to
-    reduce and to gather with. ``feedback=True`` adds what the wire lost of a gradient to the next one; None takes the codec's own
-    default, which is off for every codec so far (docs/numerics.md says why). ``streams`` connections a pair of ranks; None lets a
-    probe of the network choose. ``timeout`` seconds without a byte from a rank end the run; None takes the process group's.
+    reduce and to gather with. ``feedback=True``, or "plain", adds what the wire lost of a gradient to the next one; "decay:0.95"
+    and "average:0.9" add less (docs/training.md); ``DeepGradient(...)`` has momentum before the wire, for ``topk`` and SGD
+    without momentum; None takes the codec's own default, which is on for ``topk`` only (docs/numerics.md says why).
+    ``streams`` connections a pair of ranks; None lets a probe of the network choose. ``timeout`` seconds without a byte from a
+    rank end the run; None takes the process group's.
     With ``verify_every=K``, every K-th backward hashes the parameters of all ranks and raises DisagreementError if they differ.
     Returns the handle that measures and removes. After a few steps, rank 0 logs a warning if
     uncompressed gradients would be faster on this network.
@@ -67,22 +71,17 @@ def compress(
     not a float, and for bad arguments; DisagreementError on every rank if the ranks' arguments or parameters differ.
     Then ``backward()`` raises PeerLost or CollectiveTimeout, which name the rank, if one is lost.
     """
-    model = ddp_of(model)
-    if feedback not in (None, True, False):
-        raise ConfigError(f"feedback={feedback!r} is not allowed; allowed: None, True, False")
-    if isinstance(min_elements, bool) or not isinstance(min_elements, int) or min_elements < 0:
-        raise ConfigError(f"min_elements={min_elements!r} is out of range; allowed: 0 or more")
-    if verify_every is not None and (isinstance(verify_every, bool) or not isinstance(verify_every, int) or verify_every < 1):
-        raise ConfigError(f"verify_every={verify_every!r} is out of range; allowed: 1 or more, or None for never")
-    return Handle(model, resolve(codec), bool(feedback), min_elements, streams, timeout, verify_every)
+    ddp, made = unwrapped(model), resolve(codec)
+    check_arguments(min_elements, verify_every)
+    return Handle(ddp, made, form_of(feedback, *kernels_of(made)), min_elements, streams, timeout, verify_every)
 
 
 class Handle:
     """One compressed model: what was sent, its residuals, and the way back. Made by :func:`compress`."""
 
     def __init__(
-        self, model: DistributedDataParallel, codec: Choice, feedback: bool, min_elements: int, streams: int | None = None,
-        timeout: float | None = None, verify_every: int | None = None,
+        self, model: DistributedDataParallel, codec: Choice, feedback: Feedback | None, min_elements: int,
+        streams: int | None = None, timeout: float | None = None, verify_every: int | None = None,
     ) -> None:  # fmt: skip
         self.codec, self.feedback, self.min_elements = codec, feedback, min_elements
         # All of them: one that was frozen after DDP wrapped it is still in a bucket.
@@ -102,7 +101,8 @@ class Handle:
         self._reducer = Reducer(self.transport, Raw(), self._recorder)
         compile_kernels(codec)
         self._worker.submit(self._agree).result()
-        self._residuals = residuals_for(feedback, self._assignment, {name: p.numel() for name, p in every.items()})
+        sizes = {name: p.numel() for name, p in every.items()}
+        self._residuals = residuals_for(feedback, self._assignment, sizes, self.transport.size)
         self._tasks: list[Future[None]] = []
         self._told = self._unsynced = False
         self._model = weakref.ref(model)
@@ -123,6 +123,8 @@ class Handle:
         """Whether all gradients of the last step were finite, the same on all ranks; kept with feedback only."""
         set_num_threads(max(1, torch.get_num_threads()))
         register(model, self, self.transport)
+        if self._reduction.momenta is not None:
+            watch_optimizers(self, self._parameters.values())
         if self.transport.rank == 0:
             logging.getLogger("thinwire").info(self.summary())
 
@@ -137,7 +139,7 @@ class Handle:
 
     def summary(self) -> str:
         """One line for people: codecs, bits, threshold, and what goes uncompressed."""
-        return self.share.summary(self.codec, self.feedback, self.min_elements)
+        return self.share.summary(self.codec, spec_of(self.feedback), self.min_elements)
 
     def follow(self, scaler: Any) -> None:
         """Keep residuals in units of the gradients while ``scaler``, a torch.amp.GradScaler, changes its loss scale."""
@@ -174,11 +176,11 @@ class Handle:
         ``ranks=K`` gives a state of K ranks with residuals of zero instead, into which that module can load a checkpoint that K
         ranks saved; :meth:`load_state_dict` then takes it on any number of ranks.
         """
-        names = self._compressed_names() if self._residuals is not None else set[str]()
-        kept = {n: state.shaped(self._residuals.of(n), self._parameters[n]) for n in sorted(names)} if self._residuals else {}
-        mine, spec = self.transport.rank, self.codec.spec()
-        made = state.pack(spec, mine, ranks or self.transport.size, kept, self._order, self._scale)
-        made |= {"messages": self._reducer.messages, "policy": self._controller.state() if self._controller else ""}
+        kept = state.kept(self._residuals, self._parameters, self._compressed_names())
+        made = state.pack(self._origin(), self.transport.rank, ranks or self.transport.size, kept, self._order, self._scale)
+        named = [self.transport.rank] if ranks is None else range(ranks)
+        made["messages"] = {f"rank{rank}": self._reducer.noise.messages for rank in named}
+        made["policy"] = self._controller.state() if self._controller else ""
         if ranks is not None:
             made["residuals"] = {f"rank{r}": {n: torch.zeros_like(v) for n, v in kept.items()} for r in range(ranks)}
         return made
@@ -190,16 +192,14 @@ class Handle:
         ranks, every rank takes the mean of all residuals given, or zero if some are missing, and the log says which. Raises
         ConfigError if it does not fit.
         """
-        found, order, scale = state.unpack(states, self.codec.spec(), self.transport.rank, self.transport.size)
-        if found and self._residuals is None:
-            raise ConfigError("state has residuals, but feedback is off; allowed: compress(..., feedback=True)")
+        found, order, scale = state.unpack(states, self._origin(), self.transport.rank, self.transport.size)
         if self._residuals is not None and found is not None:
-            flats = {n: state.flattened(n, v, self._parameters[n]) if n in self._parameters else v for n, v in found.items()}
-            zeros = {n: torch.zeros(size) for n, size in self._residuals.sizes.items() if n not in self._compressed_names()}
-            self._residuals.load_state_dict({**zeros, **flats})
+            state.take_over(self._residuals, found, self._parameters, self._compressed_names())
         elif self._residuals is not None:
             self._residuals.rescale(0.0)
-        self._reducer.messages = state.messages(states)
+        if self._residuals is not None:
+            self._residuals.steps = state.feedback_steps(states)
+        self._reducer.noise.messages = state.messages(states, self.transport.rank)
         if self._controller is not None:
             self._controller.load(state.policy(states))
             self._assignment, self._agreed = self._assignment.changed(self._controller.decision), False
@@ -229,10 +229,10 @@ class Handle:
         # Decided here: a later remove() must not reach what is on its way, or ranks would part.
         held = Held(buffer, [self._names[id(p)] for p in parameters], parameters, future, self.active, self._weight())
         self._coming.append(held.names)
-        if self._replay:
+        if self._replay or self._reduction.whole:
             self._held.append(held)
             if last:
-                self._tasks.append(self._worker.submit(self._replayed(self._held)))
+                self._tasks.append(self._worker.submit(self._together(self._held)))
                 self._held = []
         else:
             self._tasks.append(self._worker.submit(lambda: self._run([held], lambda: self._reduce(held, last))))
@@ -240,7 +240,8 @@ class Handle:
             # After the first step, DDP orders its buckets anew.
             self._order, self._coming = self._replay or (self._coming if self._step > 1 else []), []
             self._replay = []
-            self._raise_after_backward()
+            tasks, self._tasks = self._tasks, []
+            raise_after_backward(tasks)
         return future
 
     def _weight(self) -> float | None:
@@ -261,30 +262,17 @@ class Handle:
         for one in held:
             one.future.set_result(one.buffer)
 
-    def _replayed(self, held: list[Held]) -> Callable[[], None]:
-        """The first step after loading: all buckets together, cut as those of the saved run were."""
+    def _together(self, held: list[Held]) -> Callable[[], None]:
+        """All buckets of a step, cut as those of the saved run were if it is the first after loading."""
         order = regrouped(held, self._replay)
 
         def task() -> None:
+            self._reduction.clip([one.buffer for one in held], self._scale)
             for number, group in enumerate(order):
                 self._reduce(group, number == len(order) - 1)
             share_out(order, held)
 
         return lambda: self._run(held, task)
-
-    def _raise_after_backward(self) -> None:
-        """Have ``backward()`` raise what went wrong: DDP itself would only say that an exception is no tensor."""
-        tasks, self._tasks = self._tasks, []
-
-        def look() -> None:
-            wait(tasks)  # all of them, so that nothing of this step is still on its way when the script goes on
-            for one in tasks:
-                one.result()
-
-        # Outside of backward, as where join() stands in for a rank that has ended, DDP waits for the futures themselves.
-        with contextlib.suppress(RuntimeError):
-            engine: Any = torch.autograd.Variable._execution_engine  # pyright: ignore[reportPrivateUsage]  as FSDP does
-            engine.queue_callback(look)
 
     def _reduce(self, held: Held, last: bool) -> None:
         buffer, parameters = held.buffer, held.parameters
@@ -295,7 +283,7 @@ class Handle:
             return
         layout = layout_of(held.names, parameters, self._assignment)
         payload = as_payload(buffer)
-        if held.active and layout.compressed:
+        if held.active:
             self._reduction.mean(payload, layout)
         else:
             self._reducer.all_reduce_uncompressed(payload)
@@ -303,6 +291,8 @@ class Handle:
             count = torch.tensor([held.weight])
             self._reducer.all_reduce_uncompressed(count)
             payload.div_(count)
+        if held.active:
+            self._reduction.finish(payload, layout)
         if payload.data_ptr() != buffer.data_ptr():
             buffer.copy_(payload)
         if self._residuals is not None:
@@ -355,6 +345,14 @@ class Handle:
         if line is not None and self.transport.rank == 0:
             logging.getLogger("thinwire").warning(line)
 
+    def _origin(self) -> state.Origin:
+        """What a state has in common with this handle."""
+        steps = 0 if self._residuals is None else self._residuals.steps
+        return state.Origin(codec=self.codec.spec(), feedback=spec_of(self.feedback), steps=steps)
+
+    def _compressed_names(self) -> set[str]:
+        return set(self._assignment.codecs) & set(self._parameters)
+
     def _decide(self, controller: Controller) -> None:
         """End a step of the policy, and every so many steps take its next decision, rank 0's."""
         seen = controller.end_step()
@@ -372,13 +370,10 @@ class Handle:
         listing = [f"{name} {codec.spec()}" for name, codec in self._assignment.codecs.items()]
         agree(self.transport, "the next step", listing, steps=self._controller.steps if self._controller else 0)
 
-    def _compressed_names(self) -> set[str]:
-        return set(self._assignment.codecs) & set(self._parameters)
-
     def _agree(self) -> None:
         listing = [f"{name} {p.dtype}{list(p.shape)}" for name, p in self._parameters.items()]
         if isinstance(self.codec, Patterns):
             listing += [f"{name} {codec.spec()}" for name, codec in self._assignment.codecs.items()]
-        facts = {"codec": self.codec.spec(), "feedback": self.feedback, "min_elements": self.min_elements}
+        facts = {"codec": self.codec.spec(), "feedback": spec_of(self.feedback), "min_elements": self.min_elements}
         facts |= {"timeout": self.transport.timeout, "verify_every": self._verify_every}
         agree(self.transport, "compress", listing, **facts)

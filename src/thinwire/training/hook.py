@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Sequence
+from concurrent.futures import Future, wait
 from typing import Any, Protocol
 
 import torch
@@ -47,6 +50,20 @@ class Slot:
 
     def __init__(self, handle: Hooked) -> None:
         self.handle = handle
+
+
+def raise_after_backward(tasks: Sequence[Future[None]]) -> None:
+    """Have ``backward()`` raise what went wrong in ``tasks``: DDP itself would only say that an exception is no tensor."""
+
+    def look() -> None:
+        wait(tasks)  # all of them, so that nothing of this step is still on its way when the script goes on
+        for one in tasks:
+            one.result()
+
+    # Outside of backward, as where join() stands in for a rank that has ended, DDP waits for the futures themselves.
+    with contextlib.suppress(RuntimeError):
+        engine: Any = torch.autograd.Variable._execution_engine  # pyright: ignore[reportPrivateUsage]  as FSDP does
+        engine.queue_callback(look)
 
 
 def _hook(state: Slot, bucket: Any) -> Any:

@@ -32,13 +32,13 @@ class Share:
         each = "; ".join(f"{name}: {elements:,}" for name, elements in self.by_codec)
         return f"{self.bits_per_element:.3f} bits" + (f" ({each})" if len(self.by_codec) > 1 else "")
 
-    def summary(self, codec: Choice, feedback: bool, min_elements: int) -> str:
-        """One line: codec, bits, threshold, and what goes uncompressed."""
+    def summary(self, codec: Choice, feedback: str, min_elements: int) -> str:
+        """One line: codec, bits, feedback's spec, threshold, and what goes uncompressed."""
         if not self.compressed:
             return f"{codec.spec()}: all {self.total:,} gradient elements uncompressed (fp32)"
         return (
             f"{codec.spec()}: {self.compressed:,} of {self.total:,} gradient elements compressed to "
-            f"{self.counts()}, feedback {'on' if feedback else 'off'}; "
+            f"{self.counts()}, feedback {feedback}; "
             f"{self.uncompressed:,} uncompressed (fewer than {min_elements} elements or one dimension): "
             f"{', '.join(self.names_uncompressed) or 'none'}"
         )

@@ -18,13 +18,17 @@ from thinwire.codec.cast import Raw
 from thinwire.collective.base import Link
 from thinwire.collective.simulated import NO_LINK, SimulatedGroup
 from thinwire.errors import ConfigError
+from thinwire.feedback.deep_gradient import DeepGradient
+from thinwire.feedback.forms import Feedback
+from thinwire.feedback.specs import form_of, spec_of
 from thinwire.metrics import Recorder, Stats
 from thinwire.policy.choice import ChoiceLike, resolve
 from thinwire.reducer import Reducer
-from thinwire.training.assignment import assign, controller_for, tied_names
+from thinwire.training.assignment import assign, controller_for, kernels_of, tied_names
 from thinwire.training.bucket import Layout, layout_of, shaped_like
-from thinwire.training.checks import check_parameters, compile_kernels
+from thinwire.training.checks import check_arguments, check_parameters, compile_kernels
 from thinwire.training.ddp import MIN_ELEMENTS
+from thinwire.training.optimizers import watch_optimizers
 from thinwire.training.reduction import Reduction, residuals_for
 from thinwire.training.share import Share, share_of
 
@@ -45,7 +49,7 @@ class Simulation:
     """The ranks; the caller keeps one model and one optimizer, which stand for those of all ranks."""
 
     def __init__(
-        self, model: nn.Module, codec: ChoiceLike = "int8", ranks: int = 4, feedback: bool | None = None,
+        self, model: nn.Module, codec: ChoiceLike = "int8", ranks: int = 4, feedback: bool | str | Feedback | None = None,
         min_elements: int = MIN_ELEMENTS, bucket_cap_mb: float | None = None, link: Link = NO_LINK,
     ) -> None:  # fmt: skip
         """``feedback`` and ``min_elements`` as in :func:`compress`, ``bucket_cap_mb`` as in DistributedDataParallel.
@@ -54,8 +58,9 @@ class Simulation:
         range, and for a model that is not fp32 or has nothing to compress.
         """
         self.codec, self.ranks, self.min_elements = resolve(codec), ranks, min_elements
-        self.feedback = bool(feedback)
-        self._model = model
+        check_arguments(min_elements, None)
+        self.feedback = form_of(feedback, *kernels_of(self.codec))
+        self._model, self.models = model, [model] * ranks
         self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         _check(self._parameters)
         every = dict(model.named_parameters())
@@ -68,7 +73,7 @@ class Simulation:
         self._reductions = [
             Reduction(
                 Reducer(peers, Raw(), recorder),
-                residuals_for(self.feedback, self._assignment, sizes),
+                residuals_for(self.feedback, self._assignment, sizes, ranks),
                 controller=controller_for(self.codec, every, self._assignment),
             )
             for peers, recorder in pairs
@@ -81,11 +86,17 @@ class Simulation:
         self._buckets = self._cut([list(self._parameters)])
         self._rebuilt = False
         self.nmse = 0.0
-        """Of the last step: squared error of the mean by the squared mean, over all gradients (residuals are not part of it)."""
+        """Of the last step: squared error of the mean by the squared mean, over all gradients (residuals are not part of it).
+
+        With DeepGradient the optimizer gets no mean, and this is large: it has the momentum too.
+        """
         self.identical = True
         """Whether all ranks have had the same bits in every step."""
         self.finite = True
         """As a handle's: whether all gradients of the last step were finite; kept with feedback only."""
+        self.active = True
+        if isinstance(self.feedback, DeepGradient):
+            watch_optimizers(self, self._parameters.values())
 
     @property
     def share(self) -> Share:
@@ -98,7 +109,7 @@ class Simulation:
 
     def summary(self) -> str:
         """One line for people: codec, bits, threshold, and what goes uncompressed."""
-        return self.share.summary(self.codec, self.feedback, self.min_elements)
+        return self.share.summary(self.codec, spec_of(self.feedback), self.min_elements)
 
     def stats(self) -> list[Stats]:
         """What each rank sent and received since the last call. Seconds are those of threads that share the processor."""
@@ -163,12 +174,11 @@ class Simulation:
         """One rank's part in all buckets, as in ddp.py; whether it saw nothing but finite results."""
         reduction, residuals = self._reductions[rank], self._reductions[rank].residuals
         with torch.no_grad():
+            reduction.clip([self._gradients[rank][bucket.span] for bucket in self._buckets])
             for bucket in self._buckets:
                 payload = self._gradients[rank][bucket.span]
-                if bucket.layout.compressed:
-                    reduction.mean(payload, bucket.layout)
-                else:
-                    reduction.reducer.all_reduce_uncompressed(payload)
+                reduction.mean(payload, bucket.layout)
+                reduction.finish(payload, bucket.layout)
                 if residuals is not None:
                     residuals.seen(payload)
             reduction.reducer.recorder.add(steps=1)
