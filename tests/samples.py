@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 import numpy.typing as npt
+from hypothesis import settings
 
 from thinwire.codec import REGISTRY, Codec, codec
 
@@ -63,6 +66,11 @@ VARIANTS: list[Codec] = [
     codec("topk", k=100, chunk=16384, bits=6),
 ]
 IDS = [made.spec() for made in VARIANTS]
+THOROUGH = os.environ.get("THINWIRE_THOROUGH") == "1"
+"""Whether to take the time that a change of kernels deserves."""
+
+each_codec = settings(max_examples=200 if THOROUGH else 15)
+"""For properties that are tried on every one of VARIANTS."""
 SIZES = [0, 1, 2, 7, 31, 32, 33, 127, 255, 256, 257, 1000, 1023, 1025, 4095, 4097, 9001]
 
 

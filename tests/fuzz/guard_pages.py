@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from samples import VARIANTS, awkward
+from samples import THOROUGH, VARIANTS, awkward
 from thinwire.codec import Codec
 from thinwire.errors import WireError
 from thinwire.kernels import ops
@@ -136,7 +136,9 @@ def run(backend: str) -> int:
     count = 0
     small, large = Fences(2, max(SIZES)), Fences(1, LONG)
     for codec in VARIANTS:
-        count += sum(cases(codec, 2, n, small) for n in sizes_of(codec))
+        # NumPy checks its own bounds; the reference is here for what it does to its arguments.
+        sizes = sizes_of(codec)[:: 1 if backend == "numba" or THOROUGH else 3]
+        count += sum(cases(codec, 2, n, small) for n in sizes)
         # The reference knows no pieces.
         count += cases(codec, 1, LONG, large) if backend == "numba" else 0
     return count

@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from thinwire.codec.cast import Raw
 from thinwire.collective.handshake import agree
 from thinwire.controller import Controller
-from thinwire.errors import ConfigError
+from thinwire.errors import ConfigError, DisagreementError
 from thinwire.feedback.forms import Feedback
 from thinwire.feedback.specs import form_of, spec_of
 from thinwire.kernels.threads import set_num_threads
@@ -94,6 +94,7 @@ class Handle:
         self._assignment = assign(codec, every, min_elements, sparse, tied_names(model.module))
         self._controller = controller_for(codec, every, self._assignment)
         self._agreed = self._controller is None
+        self._parted: DisagreementError | None = None
         if is_compressed(model):
             raise ConfigError("model is compressed already; allowed: one handle a model (call its remove() first)")
         self.transport, self._worker = worker_of(model.process_group, streams, timeout)
@@ -203,6 +204,7 @@ class Handle:
         if self._controller is not None:
             self._controller.load(state.policy(states))
             self._assignment, self._agreed = self._assignment.changed(self._controller.decision), False
+            self._parted = None
         self._replay = order
         self._scale = scale  # the saved run's; the next step brings residuals to the scaler's
 
@@ -254,6 +256,8 @@ class Handle:
     def _run(self, held: Sequence[Held], task: Callable[[], None]) -> None:
         try:
             with torch.no_grad():
+                if self._parted is not None:
+                    raise self._parted
                 task()
         except BaseException as error:  # DDP's wait must end, whatever happened
             for one in held:
@@ -366,9 +370,13 @@ class Handle:
             logging.getLogger("thinwire").info(f"{self.codec.name} after {controller.steps} steps: {self.share.counts()}")
 
     def _agree_on_decision(self) -> None:
-        """States of several checkpoints may have been loaded."""
+        """States of several checkpoints may have been loaded; ranks that disagree send nothing until another one is."""
         listing = [f"{name} {codec.spec()}" for name, codec in self._assignment.codecs.items()]
-        agree(self.transport, "the next step", listing, steps=self._controller.steps if self._controller else 0)
+        try:
+            agree(self.transport, "the next step", listing, steps=self._controller.steps if self._controller else 0)
+        except DisagreementError as error:
+            self._parted = error
+            raise
 
     def _agree(self) -> None:
         listing = [f"{name} {p.dtype}{list(p.shape)}" for name, p in self._parameters.items()]
