@@ -6,11 +6,12 @@ import os
 
 import numpy as np
 import numpy.typing as npt
-from hypothesis import settings
 
 from thinwire.codec import REGISTRY, Codec, codec
 
 F32 = npt.NDArray[np.float32]
+THOROUGH = bool(os.environ.get("THINWIRE_THOROUGH"))
+"""All sizes, examples and messages, as before a release. Without it, what is repeated for every codec takes fewer of them."""
 
 VARIANTS: list[Codec] = [
     *REGISTRY.values(),
@@ -66,11 +67,8 @@ VARIANTS: list[Codec] = [
     codec("topk", k=100, chunk=16384, bits=6),
 ]
 IDS = [made.spec() for made in VARIANTS]
-THOROUGH = os.environ.get("THINWIRE_THOROUGH") == "1"
-"""Whether to take the time that a change of kernels deserves."""
-
-each_codec = settings(max_examples=200 if THOROUGH else 15)
-"""For properties that are tried on every one of VARIANTS."""
+EXAMPLES = 40 if THOROUGH else 15
+"""Of Hypothesis for each codec, each codec with its own."""
 SIZES = [0, 1, 2, 7, 31, 32, 33, 127, 255, 256, 257, 1000, 1023, 1025, 4095, 4097, 9001]
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from samples import IDS, SIZES, VARIANTS, awkward, each_codec, gaussian, with_nonfinite
+from samples import EXAMPLES, IDS, SIZES, VARIANTS, awkward, gaussian, with_nonfinite
 from thinwire.codec import Codec, from_spec
 from thinwire.codec.base import Wrapper
 from thinwire.kernels import ops
@@ -43,7 +43,7 @@ def test_fast_kernels_give_the_bytes_of_the_reference(codec, make):
 
 
 @every_codec
-@each_codec
+@settings(max_examples=EXAMPLES)
 @given(
     x=hnp.arrays(
         np.float32,
