@@ -159,8 +159,10 @@ def test_hostile_headers_allocate_nothing(backend):
     for data in FRAMES:
         outcome(data)  # the first use of a kernel loads it
     for data in hostile_headers():
-        grown = peak(lambda data=data: outcome(data))
-        assert grown < 4 * len(data) + 32768, f"{grown} bytes for {data.hex()}"
+        limit = 4 * len(data) + 32768
+        # A thread of the test runner may allocate meanwhile: what is the decoder's is there every time.
+        grown = next((grown for _ in range(3) if (grown := peak(lambda data=data: outcome(data))) < limit), None)
+        assert grown is not None, f"{limit} bytes or more for {data.hex()}"
 
 
 @pytest.mark.parametrize("codec", VARIANTS, ids=IDS)
