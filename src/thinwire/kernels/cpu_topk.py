@@ -288,7 +288,9 @@ def topk_decode(wire: Any, out: Any, start: int, stop: int, k: int, chunk: int, 
     """Decode elements [start, stop) of a row, or add them to ``out``, which is touched at the entries only."""
     full = _record_bytes(chunk, k, chunk, bits)
     half = np.int32(1 << (bits - 1))
-    places, codes = np.empty(chunk, np.int32), np.empty(chunk, np.int32)
+    # For the entries of the longest chunk that is there: a header's fields alone allocate nothing.
+    most = _entries(min(chunk, stop - start), k, chunk)
+    places, codes = np.empty(most, np.int32), np.empty(most, np.int32)
     pattern = np.empty(1, np.uint32)
     for at in range(start, stop, chunk):
         m = min(chunk, stop - at)
