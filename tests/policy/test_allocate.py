@@ -135,6 +135,8 @@ def test_specs():
         (lambda: parse("auto:4;every=0"), ["every=0", "1 or more"]),
         (lambda: parse("auto:nan"), ["nan", "above 0"]),
         (lambda: parse("auto:4;candidates=int9"), ["'int9'"]),
+        (lambda: parse("auto:4;candidates=int4+entropy(int4)"), ["entropy(int4)", "vary in size"]),
+        (lambda: parse("auto:4;candidates=int4+topk"), ["topk", "go to all ranks"]),
         (lambda: parse("auto:4;candidates=none+int4"), ["none", "compress"]),
         (lambda: Auto(bits=True), ["True"]),
         (lambda: Auto(bits="4"), ["'4'"]),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import logging
 
 import numpy as np
 import pytest
@@ -14,8 +13,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 import ranks as real
 import thinwire as tw
+from heard import heard
 from thinwire.bench.oracle import all_reduced, tensor_of
 from thinwire.collective.legs import resolve
+from thinwire.overlap import worker_of
+from thinwire.reducer import Reducer
 from thinwire.training.simulate import Simulation
 from thinwire.workloads.gpt import GptConfig, GptWorkload
 from thinwire.workloads.loop import replicas_identical
@@ -177,7 +179,7 @@ def _all_reduce(rank: int, ranks: int) -> list[str]:
             tensors = [tensor_of(other, n) for other in range(ranks)]
             mine = torch.from_numpy(tensors[rank].copy())
             tw.all_reduce(mine, pair)
-            segment = tw.functional.Reducer(tw.functional.worker_of(None)[0], resolve(pair)).shards(n).segment
+            segment = Reducer(worker_of()[0], resolve(pair)).shards(n).segment
             if not np.array_equal(mine.numpy(), all_reduced(tensors, resolve(pair), "mean", segment)):
                 wrong.append(f"{pair} {n}")
     return wrong
@@ -185,8 +187,6 @@ def _all_reduce(rank: int, ranks: int) -> list[str]:
 
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_all_reduce_with_a_codec_for_each_leg(ranks):
-    import thinwire.functional  # noqa: F401  so that tw.functional is there
-
     assert real.run(_all_reduce, ranks, ranks) == [[]] * ranks
 
 
@@ -207,13 +207,7 @@ def test_half_an_all_reduce_takes_its_own_leg():
 
 def _auto(rank: int, ranks: int, every: int, steps: int):
     """The assignment in each step, what rank 0 logs, and whether replicas agree."""
-    heard: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: heard.append(record.getMessage())
-    logger = logging.getLogger("thinwire")
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
-    try:
+    with heard() as lines:
         model = DistributedDataParallel(network(), bucket_cap_mb=0.01)
         handle = tw.compress(model, f"auto:4;every={every}", feedback=True)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -223,10 +217,7 @@ def _auto(rank: int, ranks: int, every: int, steps: int):
             backward(model, rank, step)
             optimizer.step()
         bits = handle.share.bits_per_element
-        return seen, heard, replicas_identical(model), bits
-    finally:
-        logger.removeHandler(handler)
-        logger.setLevel(logging.NOTSET)
+        return seen, lines, replicas_identical(model), bits
 
 
 @pytest.mark.parametrize("ranks", [2, 4])

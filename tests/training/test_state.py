@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-
 import pytest
 import torch
 from torch import nn
@@ -11,6 +9,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import ranks as real
 import thinwire as tw
+from heard import heard
 
 
 def network() -> nn.Module:
@@ -141,13 +140,7 @@ def _more_ranks(rank: int, folder: str) -> list[str]:
     """A checkpoint of two ranks on three: every rank takes the mean, so that what is owed to the mean is kept."""
     import torch.distributed.checkpoint as dcp
 
-    heard: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: heard.append(record.getMessage())
-    logger = logging.getLogger("thinwire")
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
-    try:
+    with heard() as lines:
         job = Job(rank, 0.01)
         state = job.handle.state_dict(ranks=2)
         dcp.load({"thinwire": state}, checkpoint_id=folder)
@@ -156,15 +149,12 @@ def _more_ranks(rank: int, folder: str) -> list[str]:
         parts = list(state["residuals"].values())
         wrong = [n for n, value in got.items() if not torch.allclose(value, (parts[0][n] + parts[1][n]) / 2)]
         wrong += [] if any(value.any() for value in got.values()) else ["all residuals are zero"]
-        wrong += [] if any("mean of their residuals" in line for line in heard) else [f"the log says {heard}"]
+        wrong += [] if any("mean of their residuals" in line for line in lines) else [f"the log says {lines}"]
         alone = {**state, "residuals": {"rank0": parts[0]}}
         job.handle.load_state_dict(alone)
         (got,) = job.handle.state_dict()["residuals"].values()
         wrong += ["residuals are not zero"] if any(value.any() for value in got.values()) else []
-        return wrong + ([] if any("start at zero" in line for line in heard) else [f"the log says {heard}"])
-    finally:
-        logger.removeHandler(handler)
-        logger.setLevel(logging.NOTSET)
+        return wrong + ([] if any("start at zero" in line for line in lines) else [f"the log says {lines}"])
 
 
 def test_another_world_size_keeps_what_is_owed_or_says_that_it_does_not(tmp_path):

@@ -257,3 +257,10 @@ def test_deep_gradient_compression_runs_on_sgd_without_momentum(tmp_path):
     assert found["topk"]["feedback"] == "dgc:0.9"
     assert found["topk"]["replicas_identical"]
     assert found["topk"]["loss"] != found["none"]["loss"]
+
+
+def test_codecs_that_differ_in_a_field_have_rows_that_can_be_told_apart():
+    wanted = converge.contestants(
+        [resolve("int4"), resolve("int4;rounding=stochastic"), resolve("int2;block=64/int4")], [], ["off"]
+    )
+    assert [one.label for one in wanted] == ["int4", "int4;rounding=stochastic", "int2;block=64/int4"]

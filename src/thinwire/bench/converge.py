@@ -21,7 +21,7 @@ from thinwire.errors import ConfigError, unknown_name
 from thinwire.feedback.deep_gradient import DeepGradient
 from thinwire.feedback.specs import parse, spec_of
 from thinwire.optim.simulated import SimulatedOneBitAdam
-from thinwire.policy.choice import Choice
+from thinwire.policy.choice import Choice, short
 from thinwire.training.assignment import kernels_of
 from thinwire.training.simulate import Simulation
 from thinwire.workloads.base import Batch, Workload
@@ -67,7 +67,7 @@ class Contestant:
 
     @property
     def label(self) -> str:
-        return self.codec.name if self.feedback == "off" else f"{self.codec.name} {self.feedback}"
+        return short(self.codec) if self.feedback == "off" else f"{short(self.codec)} {self.feedback}"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any, final
 
 from thinwire.codec import codec as of_name
+from thinwire.codec import registry
 from thinwire.codec.base import Codec
 from thinwire.errors import ConfigError
 
@@ -37,7 +38,7 @@ class Legs:
 
     @property
     def name(self) -> str:
-        return f"{self.reduce.name}{_SEPARATOR}{self.gather.name}"
+        return f"{registry.short(self.reduce)}{_SEPARATOR}{registry.short(self.gather)}"
 
     def spec(self) -> str:
         """Both codecs' as one line."""
@@ -77,6 +78,11 @@ def resolve(codec: WireLike) -> Wire:
         raise ConfigError(f"codec={codec!r} has {len(parts)} legs; allowed: two, to reduce with and to gather with")
     reduce, gather = (of_name(part) for part in parts)
     return reduce if reduce == gather else Legs(reduce=reduce, gather=gather)
+
+
+def short(codec: Wire) -> str:
+    """What a person would type, and tables show; see :func:`thinwire.codec.registry.short`."""
+    return codec.name if isinstance(codec, Legs) else registry.short(codec)
 
 
 def legs_of(codec: Wire) -> tuple[Codec, Codec]:

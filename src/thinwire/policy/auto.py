@@ -122,6 +122,12 @@ def _candidate(one: Any) -> Codec:
     made = codec(one)
     if isinstance(made, Raw):
         raise ConfigError("auto: none is not allowed as a candidate; allowed: codecs that compress")
+    if made.variable or made.sums != "two_shot":
+        # A budget in bytes of rows says nothing where rows vary, or go to all ranks instead of one.
+        why = "rows vary in size" if made.variable else "rows go to all ranks"
+        raise ConfigError(
+            f"auto: {made.name} is not allowed as a candidate, since its {why}; allowed: codecs of fixed size with two shots"
+        )
     return made
 
 

@@ -33,6 +33,11 @@ def resolve(codec: ChoiceLike) -> Choice:
     return legs.resolve(made)
 
 
+def short(choice: Choice) -> str:
+    """What a person would type, and tables show; see :func:`thinwire.codec.registry.short`."""
+    return choice.name if isinstance(choice, Patterns | Auto) else legs.short(choice)
+
+
 def from_spec(spec: str) -> Choice:
     """The inverse of a choice's ``spec()``. Raises ConfigError for anything that no choice would write."""
     made = resolve(spec)

@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, final
 
-from thinwire.collective.legs import Wire, WireLike, resolve
+from thinwire.collective.legs import Wire, WireLike, resolve, short
 from thinwire.errors import ConfigError
 
 _TEXT: Final = re.compile(r"[^;=|]+=")
@@ -44,7 +44,7 @@ class Patterns:
 
     @property
     def name(self) -> str:
-        return "|".join(f"{pattern}={codec.name}" for pattern, codec in self.entries)
+        return "|".join(f"{pattern}={short(codec)}" for pattern, codec in self.entries)
 
     def spec(self) -> str:
         """``pattern=codec|pattern=codec...`` as one line, which :func:`parse` reads."""

@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.collective.transport import of
 from thinwire.metrics import Stats
-from thinwire.policy.choice import Choice
+from thinwire.policy.choice import Choice, short
 from thinwire.training.ddp import Handle, compress
 from thinwire.workloads.base import Workload
 
@@ -153,7 +153,7 @@ def _steps(workload: Workload, run: Run, report: Report) -> Generator[None, None
     elements = sum(p.numel() for p in model.parameters())
     return Result(
         workload=workload.name,
-        codec=run.codec.name,
+        codec=short(run.codec),
         bits_per_element=effective_bits(tally.mean("bytes_sent"), elements, transport.size, handle.share.bits_per_element),
         ranks=transport.size,
         epochs=run.epochs,
