@@ -85,12 +85,12 @@ def test_uniform_codes_draw_a_neighbour_by_its_distance(codec, shift):
     f = np.clip((exact - low) / step, 0, 1)
     sure = (high > low) & (f > 0.03) & (f < 0.97)  # elsewhere one of the neighbours may not have been drawn, or rarely
     assert sure.sum() > 0.6 * N
-    spread = step * np.sqrt(f * (1 - f))
-    errors = ((values.mean(axis=0) - exact) / (spread / np.sqrt(FEW)))[sure]
+    spread = (step * np.sqrt(f * (1 - f)))[sure]
+    errors = (values.mean(axis=0) - exact)[sure] / (spread / np.sqrt(FEW))
     assert np.abs(errors).max() < 5.5
     assert abs(errors.mean()) < 5 / np.sqrt(errors.size)
     assert 0.9 < errors.std() < 1.1
-    assert abs((values.var(axis=0) / spread**2)[sure].mean() - 1) < 0.02
+    assert abs((values.var(axis=0)[sure] / spread**2).mean() - 1) < 0.02
 
 
 @every_uniform
@@ -111,7 +111,8 @@ def test_errors_of_rows_seeds_and_neighbours_are_not_correlated(codec):
     x = np.repeat(gaussian(5, N)[:1], 2, axis=0)
     error = [codec.decode(codec.encode(x, seed=seed), N) - x for seed in (1, 2)]
     for a, b in ((error[0][0], error[0][1]), (error[0][0], error[1][0]), (error[0][0, :-1], error[0][0, 1:])):
-        assert a.any() and b.any()
+        assert a.any()
+        assert b.any()
         assert abs(np.corrcoef(a, b)[0, 1]) < 5 / np.sqrt(a.size)
 
 
