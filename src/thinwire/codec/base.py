@@ -220,6 +220,11 @@ def check_rounding(name: str, rounding: str) -> None:
         raise ConfigError(f"{name}: rounding={rounding!r} is not known; allowed: {', '.join(ROUNDINGS)}")
 
 
+def drawn(rounding: str, seed: int) -> int | None:
+    """The seed of the noise to round with; None for rounding to nearest."""
+    return seed if rounding == "stochastic" else None
+
+
 def check_bits(name: str, bits: int, allowed: tuple[int, ...]) -> None:
     """Raises ConfigError unless ``bits`` is one of ``allowed``."""
     if isinstance(bits, bool) or bits not in allowed:

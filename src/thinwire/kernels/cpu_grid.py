@@ -14,7 +14,8 @@ from thinwire.kernels.cpu_tile import load_tile, lost
 from thinwire.kernels.jit import BOOL, BYTES, FLOATS, INT, READ_BYTES, inline, kernel, types
 from thinwire.kernels.layout import BF16_MIN_NORMAL, BF16_NAN, TILE
 from thinwire.kernels.reference_grid import LANES, MIDDLE
-from thinwire.kernels.simd_grid import SPAN, add_levels, add_squares, set_levels
+from thinwire.kernels.simd_grid import PART, SPAN, add_levels, add_squares, draw_levels, set_levels
+from thinwire.kernels.simd_rng import dither
 
 _NONFINITE = np.uint32(layout.NONFINITE_KEY)
 _LIMIT = np.uint32(layout.largest_scale(8))
@@ -60,6 +61,23 @@ def _scale(key: Any, tile: Any, at: int, end: int, step: Any, sums: Any, pair: A
 
 
 @inline
+def _draw(tile: Any, at: int, end: int, scale: Any, shrink: Any, codes: Any, number: int, k0: Any, k1: Any) -> None:
+    """Codes of one block with dither; element ``at`` of the tile is number ``number + at`` of the row."""
+    if not scale > np.float32(0):
+        codes[at:end] = np.uint8(MIDDLE)
+        return
+    inverse, first = np.float32(1) / scale, np.float32(1) / (np.float32(1) - shrink)
+    while at + PART <= end:
+        draw_levels(tile, at, inverse, shrink, first, codes, np.uint32(number + at), k0, k1)
+        at += PART
+    for i in range(at, end):
+        exact = tile[i] * inverse
+        steps = np.copysign(min(abs(exact) * first, abs(exact) + shrink), exact)
+        step = np.int32(np.rint(steps + dither(np.uint32(number + i), k0, k1)))
+        codes[i] = np.uint8(min(max(step, np.int32(-MIDDLE)), np.int32(MIDDLE - 1)) + np.int32(MIDDLE))
+
+
+@inline
 def _restore(codes: Any, at: int, end: int, scale: Any, shrink: Any, out: Any, add: bool) -> None:
     if add:
         while at + SPAN <= end:
@@ -76,11 +94,14 @@ def _restore(codes: Any, at: int, end: int, scale: Any, shrink: Any, out: Any, a
         out[i] = out[i] + value if add else value
 
 
-@kernel(READ_BYTES, INT, BYTES, INT, INT, INT, INT, types.float32, types.float32, FLOATS)
+@kernel(READ_BYTES, INT, BYTES, INT, INT, INT, INT, types.float32, types.float32, FLOATS, BOOL, INT, INT)
 def grid_encode(
-    x: Any, kind: int, wire: Any, n: int, start: int, stop: int, block: int, step: Any, shrink: Any, error: Any
+    x: Any, kind: int, wire: Any, n: int, start: int, stop: int, block: int, step: Any, shrink: Any, error: Any,
+    stochastic: bool, k0: int, k1: int,
 ) -> None:  # fmt: skip
-    """Encode elements [start, stop) of a row; ``start`` is a multiple of the tile. ``error`` may be empty."""
+    """Encode elements [start, stop) of a row, with dither under the keys if ``stochastic``; ``start`` is a multiple of the
+    tile. ``error`` may be empty."""
+    low, high = np.uint32(k0), np.uint32(k1)
     packed = wire[2 * ((n + block - 1) // block) :]
     stored = wire[: 2 * ((n + block - 1) // block)].view(np.uint16)
     scratch, values = np.empty(TILE, np.uint32), np.empty(TILE, np.float32)
@@ -92,7 +113,10 @@ def grid_encode(
             last = min(first + block, end - at)
             key = largest_key(tile.view(np.uint32), first, last)
             stored[(at + first) // block] = _scale(key, tile, first, last, step, sums, pair)
-            quantize(tile, first, last, pair[0], np.int32(MIDDLE), codes)
+            if stochastic:
+                _draw(tile, first, last, pair[0], shrink, codes, at, low, high)
+            else:
+                quantize(tile, first, last, pair[0], np.int32(MIDDLE), codes)
             if error.size:
                 _restore(codes, first, last, pair[0], shrink, values, False)
         if error.size:

@@ -16,6 +16,7 @@ from thinwire.kernels.simd_affine import (
     LANES,
     LONG,
     add_codes,
+    draw_codes,
     float_of_bits,
     from_codes,
     highest_key,
@@ -23,6 +24,7 @@ from thinwire.kernels.simd_affine import (
     to_codes,
     widen_range,
 )
+from thinwire.kernels.simd_rng import dither
 
 _INF_KEY = np.int32(0x7F800000)
 _MINUS_INF_KEY = np.int32(-0x7F800001)
@@ -96,7 +98,32 @@ def _join(bounds: Any, low: Any, high: Any) -> None:
 
 
 @inline
-def _encode_tile(tile: Any, bounds: Any, at: int, block: int, levels: Any, codes: Any) -> None:
+def _round(tile: Any, at: int, end: int, low: Any, factor: Any, codes: Any) -> None:
+    """Codes of elements [at, end), the nearest."""
+    while at + LANES <= end:
+        to_codes(tile, at, low, factor, codes, at)
+        at += LANES
+    while at < end:
+        codes[at] = np.int32(np.rint((np.float64(tile[at]) - low) * factor))
+        at += 1
+
+
+@inline
+def _draw(tile: Any, at: int, end: int, low: Any, factor: Any, codes: Any, first: int, k0: Any, k1: Any) -> None:
+    """Codes of elements [at, end) with dither; element ``at`` of the tile is number ``first + at`` of the row."""
+    while at + LANES <= end:
+        draw_codes(tile, at, low, factor, codes, at, np.uint32(first + at), k0, k1)
+        at += LANES
+    while at < end:
+        noise = np.float64(dither(np.uint32(first + at), k0, k1))
+        codes[at] = np.int32(np.rint((np.float64(tile[at]) - low) * factor + noise))
+        at += 1
+
+
+@inline
+def _encode_tile(
+    tile: Any, bounds: Any, at: int, block: int, levels: Any, codes: Any, stochastic: bool, k0: Any, k1: Any
+) -> None:  # fmt: skip
     """Codes (8 or 16 bits) of a tile that starts at element ``at``; bounds of blocks that fit a tile are found first."""
     patterns = tile.view(np.int32)
     piece = min(block, TILE)
@@ -108,18 +135,12 @@ def _encode_tile(tile: Any, bounds: Any, at: int, block: int, levels: Any, codes
         low = np.float64(bounds[index])
         span = np.float64(bounds[index + 1]) - low
         factor = levels / span if span > 0 else 0.0
-        i = first
-        if span == span:
-            while i + LANES <= last:
-                to_codes(tile, i, low, factor, codes, i)
-                i += LANES
-            while i < last:
-                codes[i] = np.int32(np.rint((np.float64(tile[i]) - low) * factor))
-                i += 1
+        if span != span:
+            codes[first:last] = 0
+        elif stochastic:
+            _draw(tile, first, last, low, factor, codes, at, k0, k1)
         else:
-            while i < last:
-                codes[i] = 0
-                i += 1
+            _round(tile, first, last, low, factor, codes)
 
 
 @inline
@@ -166,13 +187,17 @@ def _add_tile(codes: Any, bounds: Any, at: int, block: int, levels: Any, out: An
         add_grid(codes, first, last, low, step, out)
 
 
-@kernel(READ_BYTES, INT, BYTES, INT, INT, INT, INT, INT, FLOATS)
-def minmax_encode(x: Any, kind: int, wire: Any, n: int, start: int, stop: int, bits: int, block: int, error: Any) -> None:
-    """Encode elements [start, stop) of a row; ``start`` is a multiple of the tile. ``error`` may be empty.
+@kernel(READ_BYTES, INT, BYTES, INT, INT, INT, INT, INT, FLOATS, BOOL, INT, INT)
+def minmax_encode(
+    x: Any, kind: int, wire: Any, n: int, start: int, stop: int, bits: int, block: int, error: Any,
+    stochastic: bool, k0: int, k1: int,
+) -> None:  # fmt: skip
+    """Encode elements [start, stop) of a row, with dither under the keys if ``stochastic``; ``start`` is a multiple of the
+    tile. ``error`` may be empty.
 
     Bounds of blocks longer than a tile are read from the wire, where :func:`minmax_range` has left them.
     """
-    levels = np.float64((1 << bits) - 1)
+    levels, low, high = np.float64((1 << bits) - 1), np.uint32(k0), np.uint32(k1)
     count_all = (n + block - 1) // block
     bounds = wire[: 8 * count_all].view(np.float32)
     packed = wire[8 * count_all :]
@@ -187,12 +212,12 @@ def minmax_encode(x: Any, kind: int, wire: Any, n: int, start: int, stop: int, b
         back = values[: end - at]
         if bits == 16:
             halves = packed[2 * at : 2 * end].view(np.uint16)
-            _encode_tile(tile, bounds, at, block, levels, halves)
+            _encode_tile(tile, bounds, at, block, levels, halves, stochastic, low, high)
             if error.size:
                 _decode_tile(halves, bounds, at, block, levels, back)
         else:
             codes = packed[at:end] if bits == 8 else buffer[: end - at]
-            _encode_tile(tile, bounds, at, block, levels, codes)
+            _encode_tile(tile, bounds, at, block, levels, codes, stochastic, low, high)
             if error.size:
                 _decode_tile(codes, bounds, at, block, levels, back)
             if bits < 8:

@@ -21,6 +21,8 @@ F32 = npt.NDArray[np.float32]
 U8 = npt.NDArray[np.uint8]
 BACKENDS: Final = ("numba", "reference")
 FLOAT32, FLOAT16, BFLOAT16 = 0, 1, 2
+Noise = tuple[bool, int, int]
+"""Whether a kernel rounds stochastically, and the keys of the row."""
 _NO_ERROR: Final[F32] = np.empty(0, dtype=np.float32)
 _backend = "numba"
 
@@ -59,6 +61,16 @@ def encode_rows(rows: Rows, wire: U8, error: F32 | None, align: int, kernel: Cal
         in_pieces(partial(kernel, row.view(np.uint8), wire[i], lost), row.size, align)
 
 
+def encode_drawn_rows(
+    rows: Rows, wire: U8, error: F32 | None, align: int, seed: int | None, kernel: Callable[..., object]
+) -> None:  # fmt: skip
+    """As :func:`encode_rows`; ``kernel`` first takes the row's ``Noise``: none without a ``seed``."""
+    for i, row in enumerate(rows.data):
+        noise = (False, 0, 0) if seed is None else (True, *rng.keys(seed, i))
+        lost = None if error is None else error[i : i + 1]
+        encode_rows(Rows(row[None], rows.kind), wire[i : i + 1], lost, align, partial(kernel, noise))
+
+
 def decode_rows(wire: U8, out: F32, align: int, kernel: Callable[..., object]) -> None:
     """Call ``kernel(wire row, out row, start, stop)`` over each row in pieces."""
     for i, row in enumerate(out):
@@ -87,9 +99,7 @@ def int_encode_stochastic(
     if _backend == "reference":
         reference_int_modes.int_encode_stochastic(rows.as_float32(), wire, bits, block, log_scale, error, seed)
         return
-    for i, row in enumerate(rows.data):
-        one, lost = Rows(row[None], rows.kind), None if error is None else error[i : i + 1]
-        _int_encode_modes(one, wire[i : i + 1], bits, block, log_scale, lost, True, rng.keys(seed, i))
+    _int_encode_modes(rows, wire, bits, block, log_scale, error, seed)
 
 
 def int_encode_search(rows: Rows, wire: U8, bits: int, block: int, log_scale: bool, error: F32 | None) -> None:
@@ -97,20 +107,20 @@ def int_encode_search(rows: Rows, wire: U8, bits: int, block: int, log_scale: bo
     if _backend == "reference":
         reference_int_modes.int_encode_search(rows.as_float32(), wire, bits, block, log_scale, error)
         return
-    _int_encode_modes(rows, wire, bits, block, log_scale, error, False, (0, 0))
+    _int_encode_modes(rows, wire, bits, block, log_scale, error, None)
 
 
 def _int_encode_modes(
-    rows: Rows, wire: U8, bits: int, block: int, log_scale: bool, error: F32 | None, stochastic: bool, keys: tuple[int, int]
+    rows: Rows, wire: U8, bits: int, block: int, log_scale: bool, error: F32 | None, seed: int | None
 ) -> None:  # fmt: skip
     from thinwire.kernels.cpu_int_modes import int_encode_modes as kernel
 
     n, kind, table = rows.data.shape[1], rows.kind, layout.log_table(bits)
 
-    def piece(x: U8, w: U8, e: F32, a: int, b: int) -> None:
-        kernel(x, kind, w, n, a, b, bits, block, log_scale, table, e, stochastic, *keys)
+    def piece(noise: Noise, x: U8, w: U8, e: F32, a: int, b: int) -> None:
+        kernel(x, kind, w, n, a, b, bits, block, log_scale, table, e, *noise)
 
-    encode_rows(rows, wire, error, max(layout.TILE, block), piece)
+    encode_drawn_rows(rows, wire, error, max(layout.TILE, block), seed, piece)
 
 
 def int_decode(wire: U8, out: F32, bits: int, block: int, log_scale: bool, add: bool) -> None:
@@ -128,10 +138,10 @@ def int_decode(wire: U8, out: F32, bits: int, block: int, log_scale: bool, add: 
     decode_rows(wire, out, max(layout.TILE, block), piece)
 
 
-def minmax_encode(rows: Rows, wire: U8, bits: int, block: int, error: F32 | None) -> None:
+def minmax_encode(rows: Rows, wire: U8, bits: int, block: int, error: F32 | None, seed: int | None = None) -> None:
     """See :func:`thinwire.kernels.reference.minmax_encode`."""
     if _backend == "reference":
-        reference.minmax_encode(rows.as_float32(), wire, bits, block, error)
+        reference.minmax_encode(rows.as_float32(), wire, bits, block, error, seed)
         return
     from thinwire.kernels.cpu_minmax import minmax_encode as kernel
 
@@ -140,10 +150,10 @@ def minmax_encode(rows: Rows, wire: U8, bits: int, block: int, error: F32 | None
         for i, row in enumerate(rows.data):
             wire[i, : 8 * -(-n // block)].view(np.float32).reshape(-1, 2)[...] = long_ranges(row.view(np.uint8), kind, n, block)
 
-    def piece(x: U8, w: U8, e: F32, a: int, b: int) -> None:
-        kernel(x, kind, w, n, a, b, bits, block, e)
+    def piece(noise: Noise, x: U8, w: U8, e: F32, a: int, b: int) -> None:
+        kernel(x, kind, w, n, a, b, bits, block, e, *noise)
 
-    encode_rows(rows, wire, error, layout.TILE, piece)
+    encode_drawn_rows(rows, wire, error, layout.TILE, seed, piece)
 
 
 def long_ranges(x: U8, kind: int, n: int, block: int) -> F32:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 
 from thinwire.kernels import layout, ops, reference_affine
-from thinwire.kernels.ops import F32, U8, Rows
+from thinwire.kernels.ops import F32, U8, Noise, Rows
 
 
-def affine_encode(rows: Rows, wire: U8, bits: int, block: int, error: F32 | None) -> None:
+def affine_encode(rows: Rows, wire: U8, bits: int, block: int, error: F32 | None, seed: int | None = None) -> None:
     """See :func:`thinwire.kernels.reference_affine.affine_encode`."""
     if ops.backend() == "reference":
-        reference_affine.affine_encode(rows.as_float32(), wire, bits, block, error)
+        reference_affine.affine_encode(rows.as_float32(), wire, bits, block, error, seed)
         return
     from thinwire.kernels.cpu_affine import affine_encode as kernel
     from thinwire.kernels.cpu_affine import affine_steps
@@ -19,12 +19,12 @@ def affine_encode(rows: Rows, wire: U8, bits: int, block: int, error: F32 | None
     n, kind = rows.data.shape[1], rows.kind
     if block > layout.TILE:
         for i, row in enumerate(rows.data):
-            affine_steps(ops.long_ranges(row.view(np.uint8), kind, n, block).reshape(-1), wire[i], bits)
+            affine_steps(ops.long_ranges(row.view(np.uint8), kind, n, block).reshape(-1), wire[i], bits, seed is not None)
 
-    def piece(x: U8, w: U8, e: F32, a: int, b: int) -> None:
-        kernel(x, kind, w, n, a, b, bits, block, e)
+    def piece(noise: Noise, x: U8, w: U8, e: F32, a: int, b: int) -> None:
+        kernel(x, kind, w, n, a, b, bits, block, e, *noise)
 
-    ops.encode_rows(rows, wire, error, layout.TILE, piece)
+    ops.encode_drawn_rows(rows, wire, error, layout.TILE, seed, piece)
 
 
 def affine_decode(wire: U8, out: F32, bits: int, block: int, add: bool) -> None:

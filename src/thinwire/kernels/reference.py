@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from thinwire.kernels import layout
+from thinwire.kernels import layout, rng
 
 F32 = npt.NDArray[np.float32]
 F64 = npt.NDArray[np.float64]
@@ -256,8 +256,9 @@ def ranges(blocks: F32, inside: npt.NDArray[np.bool_]) -> F32:
     return bounds + np.float32(0)  # -0.0 becomes 0.0: which of the two a minimum picks is not defined
 
 
-def minmax_encode(x: F32, wire: U8, bits: int, block: int, error: F32 | None) -> None:
-    """``code = round((x - lo) / (hi - lo) * (2**bits - 1))`` in fp64; ``lo`` and ``hi`` go as fp32."""
+def minmax_encode(x: F32, wire: U8, bits: int, block: int, error: F32 | None, seed: int | None = None) -> None:
+    """``code = round((x - lo) / (hi - lo) * (2**bits - 1))`` in fp64; ``lo`` and ``hi`` go as fp32. With a ``seed``, dither is
+    added before rounding; it takes no code out of its range, since both ends of the range lie on the grid."""
     rows, n = x.shape
     blocks = blocks_of(x, block)
     inside = (np.arange(blocks.shape[1] * block) < n).reshape(1, -1, block)
@@ -269,7 +270,10 @@ def minmax_encode(x: F32, wire: U8, bits: int, block: int, error: F32 | None) ->
     span = bounds[..., 1].astype(np.float64) - low
     with np.errstate(divide="ignore", invalid="ignore"):
         factor = np.where(span > 0, np.float64((1 << bits) - 1) / span, 0.0)
-        steps = np.rint((blocks.astype(np.float64) - low[..., None]) * factor[..., None])
+        exact = (blocks.astype(np.float64) - low[..., None]) * factor[..., None]
+        if seed is not None:
+            exact += rng.dithers(rows, blocks.shape[1] * block, seed).reshape(blocks.shape)
+        steps = np.rint(exact)
     codes = np.where(finite[..., None] & inside, steps, 0.0).astype(np.uint32).reshape(rows, -1)[:, :n]
     wire[:, size : size + layout.code_bytes(n, bits)] = pack(codes, bits)
     if error is not None:

@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from thinwire.kernels import layout
+from thinwire.kernels import layout, rng
 from thinwire.kernels.reference import F32, U8, bf16_bits, bf16_values, blocks_of, deliver, lost, spread
 
 LANES: Final = 16
@@ -15,8 +15,10 @@ LANES: Final = 16
 MIDDLE: Final = 128
 
 
-def grid_encode(x: F32, wire: U8, block: int, step: float, shrink: float, error: F32 | None) -> None:
-    """``s = step * rms``; codes ``clip(round(x / s), -128, 127) + 128``."""
+def grid_encode(
+    x: F32, wire: U8, block: int, step: float, shrink: float, error: F32 | None, seed: int | None = None
+) -> None:  # fmt: skip
+    """``s = step * rms``; codes ``clip(round(x / s), -128, 127) + 128``, with a ``seed`` of ``unshrunk(x / s) + dither``."""
     rows, n = x.shape
     blocks = blocks_of(x, block)
     scales = _scales(blocks, n, step)
@@ -27,13 +29,23 @@ def grid_encode(x: F32, wire: U8, block: int, step: float, shrink: float, error:
     usable = np.isfinite(scale) & (scale != 0)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         inverse = np.where(usable, np.float32(1) / scale, np.float32(0))
-        steps = np.where(usable[..., None], np.rint(blocks * inverse[..., None]), np.float32(0))
+        exact = blocks * inverse[..., None]
+        if seed is not None:
+            exact = unshrunk(exact, shrink) + rng.dithers(rows, blocks.shape[1] * block, seed).reshape(blocks.shape)
+        steps = np.where(usable[..., None], np.rint(exact), np.float32(0))
     codes = np.clip(steps, -MIDDLE, MIDDLE - 1).astype(np.int32) + MIDDLE
     wire[:, size : size + n] = codes.reshape(rows, -1)[:, :n]
     if error is not None:
         values = np.empty_like(x)
         grid_decode(wire, values, block, shrink, add=False)
         lost(x, values, error)
+
+
+def unshrunk(exact: F32, shrink: float) -> F32:
+    """Steps on the scale where levels, which are ``k - shrink * sign(k)``, are whole numbers: linear between each two of them."""
+    magnitude = np.abs(exact)
+    first = np.float32(1) / (np.float32(1) - np.float32(shrink))
+    return np.copysign(np.minimum(magnitude * first, magnitude + np.float32(shrink)), exact)
 
 
 def _scales(blocks: F32, n: int, step: float) -> npt.NDArray[np.uint16]:

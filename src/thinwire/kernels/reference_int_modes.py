@@ -31,8 +31,7 @@ def int_encode_stochastic(x: F32, wire: U8, bits: int, block: int, log_scale: bo
     keys = widened(keys_of(blocks), bits)
     write = write_log_scales if log_scale else write_bf16_scales
     scales, at = write(keys, wire, n, bits, block, up=True)
-    numbers = np.arange(blocks.shape[1] * block, dtype=np.uint64).astype(np.uint32)
-    noise = np.stack([rng.dither(numbers, *rng.keys(seed, row)) for row in range(rows)])
+    noise = rng.dithers(rows, blocks.shape[1] * block, seed)
     write_codes(blocks, scales, wire, at, bits, n, noise.reshape(blocks.shape))
     _report(x, wire, bits, block, log_scale, error)
 

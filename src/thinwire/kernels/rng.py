@@ -61,3 +61,9 @@ def dither(numbers: U32, k0: int, k1: int) -> npt.NDArray[np.float32]:
     """
     upper = (bits(numbers, k0, k1).view(np.int32) >> np.int32(16)).astype(np.float32)
     return (upper + np.float32(0.5)) * np.float32(2.0**-16)
+
+
+def dithers(rows: int, n: int, seed: int) -> npt.NDArray[np.float32]:
+    """The dither of every element under ``seed``: (rows, n) fp32, each row's own."""
+    numbers = np.arange(n, dtype=np.uint64).astype(np.uint32)
+    return np.stack([dither(numbers, *keys(seed, row)) for row in range(rows)])

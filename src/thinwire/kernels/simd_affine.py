@@ -13,6 +13,7 @@ from numba import types
 from numba.extending import intrinsic
 
 from thinwire.kernels.simd import F32, F64, I8, I16, I32, I64, VECTOR, Emitter
+from thinwire.kernels.simd_rng import emit_dither, numbers_from
 
 WIDE = ir.VectorType(F64, VECTOR)
 LONG = 512
@@ -114,6 +115,57 @@ def to_steps(
         return context.get_dummy_value()
 
     return types.none(x, types.int64, types.float64, types.float32, types.float32, types.uint8, codes, types.int64), code
+
+
+@intrinsic
+def draw_codes(
+    typingctx: Any, x: Any, at: Any, low: Any, factor: Any, codes: Any, codes_at: Any, number: Any, k0: Any, k1: Any
+) -> Any:  # fmt: skip
+    """As :func:`to_codes` with dither before rounding; ``number`` is the first element's."""
+    element = _element(codes)
+
+    def code(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        e, b = Emitter(context, builder, sig, args), builder
+        source, target = e.pointer(0, args[1], F32), e.pointer(4, args[5], element)
+        low, factor, first, second = (e.splat(args[k], VECTOR) for k in (2, 3, 7, 8))
+        for k in range(0, LANES, VECTOR):
+            e.prefetch_next_tile(source, F32, k)
+            e.prefetch_next_tile(target, element, k, write=True)
+            noise = b.fpext(emit_dither(e, numbers_from(e, args[6], k), first, second), WIDE)
+            value = b.fpext(e.load(source, F32, VECTOR, k), WIDE)
+            steps = e.nearest(b.fadd(b.fmul(b.fsub(value, low), factor), noise))
+            e.store(b.trunc(steps, ir.VectorType(element, VECTOR)), target, element, k)
+        return context.get_dummy_value()
+
+    number = types.uint32
+    return types.none(x, types.int64, types.float64, types.float64, codes, types.int64, number, number, number), code
+
+
+@intrinsic
+def draw_steps(
+    typingctx: Any, x: Any, at: Any, inverse: Any, lowest: Any, highest: Any, zero: Any, codes: Any, codes_at: Any,
+    number: Any, k0: Any, k1: Any,
+) -> Any:  # fmt: skip
+    """``codes = clip(round(x * inverse + dither), lowest, highest) + zero`` of LANES elements, as bytes; limits are int32."""
+
+    def code(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        e, b = Emitter(context, builder, sig, args), builder
+        source, target = e.pointer(0, args[1], F32), e.pointer(6, args[7], I8)
+        inverse, lowest, highest, zero, first, second = (e.splat(args[k], VECTOR) for k in (2, 3, 4, 5, 9, 10))
+        for k in range(0, LANES, VECTOR):
+            e.prefetch_next_tile(source, F32, k)
+            e.prefetch_next_tile(target, I8, k, write=True)
+            noise = b.fpext(emit_dither(e, numbers_from(e, args[8], k), first, second), WIDE)
+            value = b.fpext(e.load(source, F32, VECTOR, k), WIDE)
+            steps = b.trunc(e.nearest(b.fadd(b.fmul(value, inverse), noise)), ir.VectorType(I32, VECTOR))
+            steps = e.binary("smin", e.binary("smax", steps, lowest), highest)
+            e.store(b.add(b.trunc(steps, ir.VectorType(I8, VECTOR)), zero), target, I8, k)
+        return context.get_dummy_value()
+
+    number, limit = types.uint32, types.int32
+    return types.none(
+        x, types.int64, types.float64, limit, limit, types.uint8, codes, types.int64, number, number, number
+    ), code  # fmt: skip
 
 
 def _make_from_codes(add: bool) -> Any:

@@ -9,8 +9,9 @@ from numba import types
 from numba.extending import intrinsic
 
 from thinwire.kernels.simd import F32, I8, I32, I64, VECTOR, Emitter
+from thinwire.kernels.simd_rng import emit_dither, emit_drawn, numbers_from
 
-SPAN = 128
+SPAN, PART = 128, 32
 _FLOATS, _WORDS = ir.VectorType(F32, VECTOR), ir.VectorType(I32, VECTOR)
 
 
@@ -29,6 +30,33 @@ def add_squares(typingctx: Any, x: Any, at: Any, factor: Any, sums: Any) -> Any:
         return context.get_dummy_value()
 
     return types.none(x, types.int64, types.float32, sums), code
+
+
+@intrinsic
+def draw_levels(
+    typingctx: Any, x: Any, at: Any, inverse: Any, shrink: Any, first: Any, codes: Any, number: Any, k0: Any, k1: Any
+) -> Any:  # fmt: skip
+    """Codes of PART elements with dither; ``first`` is what 1 / (1 - shrink) is in fp32, ``number`` the first element's."""
+
+    def code(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        e, b = Emitter(context, builder, sig, args), builder
+        source, target = e.pointer(0, args[1], F32), e.pointer(5, args[1], I8)
+        factor, shrink, first, low, high = (e.splat(args[k], VECTOR) for k in (2, 3, 4, 7, 8))
+        signs, middle = e.constant(I32, 0x80000000, VECTOR), e.constant(I32, 128, VECTOR)
+        for k in range(0, PART, VECTOR):
+            e.prefetch_next_tile(source, F32, k)
+            e.prefetch_next_tile(target, I8, k, write=True)
+            exact = b.bitcast(b.fmul(e.load(source, F32, VECTOR, k), factor), _WORDS)
+            magnitude = b.bitcast(b.and_(exact, b.not_(signs)), _FLOATS)
+            near, far = b.fmul(magnitude, first), b.fadd(magnitude, shrink)
+            steps = b.bitcast(b.select(b.fcmp_ordered("<", near, far), near, far), _WORDS)
+            steps = b.bitcast(b.or_(steps, b.and_(exact, signs)), _FLOATS)
+            value = emit_drawn(e, steps, emit_dither(e, numbers_from(e, args[6], k), low, high), middle)
+            e.store(b.trunc(value, ir.VectorType(I8, VECTOR)), target, I8, k)
+        return context.get_dummy_value()
+
+    real, number = types.float32, types.uint32
+    return types.none(x, types.int64, real, real, real, codes, number, number, number), code
 
 
 def _make_restore(add: bool) -> Any:

@@ -10,7 +10,7 @@ from numba.extending import intrinsic
 
 from thinwire.kernels import layout
 from thinwire.kernels.simd import F32, I8, I32, I64, VECTOR, Emitter
-from thinwire.kernels.simd_rng import emit_dither, numbers_from
+from thinwire.kernels.simd_rng import emit_dither, emit_drawn, numbers_from
 
 CANDIDATES = len(layout.SEARCH_STEPS)
 
@@ -25,13 +25,10 @@ def dither_32(
         e, b = Emitter(context, builder, sig, args), builder
         source, target = e.pointer(0, args[1], F32), e.pointer(4, args[1], I8)
         factor, offset, low, high = (e.splat(args[k], VECTOR) for k in (2, 3, 6, 7))
-        top = b.sub(b.add(offset, offset), e.constant(I32, 1, VECTOR))
         for k in range(0, 32, VECTOR):
             e.prefetch_next_tile(source, F32, k)
             noise = emit_dither(e, numbers_from(e, args[5], k), low, high)
-            exact = b.fadd(b.fmul(e.load(source, F32, VECTOR, k), factor), noise)
-            value = b.add(e.nearest(exact), offset)
-            value = e.binary("smax", e.binary("smin", value, top), e.constant(I32, 0, VECTOR))
+            value = emit_drawn(e, b.fmul(e.load(source, F32, VECTOR, k), factor), noise, offset)
             e.store(b.trunc(value, ir.VectorType(I8, VECTOR)), target, I8, k)
         return context.get_dummy_value()
 

@@ -47,6 +47,14 @@ def emit_bits(e: Emitter, numbers: Any, k0: Any, k1: Any) -> Any:
     return b.xor(h, b.lshr(h, e.constant(I32, rng.SHIFTS[2], VECTOR)))
 
 
+def emit_drawn(e: Emitter, steps: Any, noise: Any, offset: Any) -> Any:
+    """Codes ``clip(round(steps + noise), -offset, offset - 1) + offset`` of VECTOR elements, int32."""
+    b = e.b
+    top = b.sub(b.add(offset, offset), e.constant(I32, 1, VECTOR))
+    value = b.add(e.nearest(b.fadd(steps, noise)), offset)
+    return e.binary("smax", e.binary("smin", value, top), e.constant(I32, 0, VECTOR))
+
+
 def emit_dither(e: Emitter, numbers: Any, k0: Any, k1: Any) -> Any:
     """Dither of VECTOR elements, fp32."""
     b = e.b
