@@ -26,14 +26,14 @@ add_1, add_2, add_3, add_4 = simd_gauss.add_1, simd_gauss.add_2, simd_gauss.add_
 
 
 @inline
-def _measure(block: Any, row: int, tops: Any, lows: Any, squares: Any) -> None:
-    """The rows of a block: see :func:`thinwire.kernels.simd_gauss.measure`."""
-    steps = block.size // STEP
-    measure(block, 0, steps, row, tops, lows, squares)
-    for i in range(steps * STEP, block.size):
-        key, lane = np.uint32(block.view(np.uint32)[i] << np.uint32(1)), row * ROW + i % ROW
+def _measure(tile: Any, first: int, last: int, row: int, tops: Any, lows: Any, squares: Any) -> None:
+    """The rows of the block [first, last): see :func:`thinwire.kernels.simd_gauss.measure`."""
+    steps = (last - first) // STEP
+    measure(tile, first, steps, row, tops, lows, squares)
+    for i in range(first + steps * STEP, last):
+        key, lane = np.uint32(tile.view(np.uint32)[i] << np.uint32(1)), row * ROW + (i - first) % ROW
         tops[lane], lows[lane] = max(tops[lane], key), min(lows[lane], np.uint32(key - np.uint32(1)))
-        squares[lane] += block[i] * block[i]
+        squares[lane] += tile[i] * tile[i]
 
 
 @inline
@@ -62,28 +62,40 @@ def _exponent(top: Any) -> Any:
 
 
 @inline
-def _tame(block: Any, factor: Any, row: int, work: Any, squares: Any) -> None:
-    """``work = block * factor``, and the row of its sums of squares, not folded yet."""
-    squares[row * ROW : (row + 1) * ROW] = np.float32(0)
-    for i in range(block.size):
-        work[i] = block[i] * factor
-        squares[row * ROW + i % ROW] += work[i] * work[i]
+def _tame(tile: Any, block: int, blocks: int, work: Any, single: Any, tops: Any, squares: Any, wild: Any) -> None:
+    """``work`` is the tile with its wild blocks scaled, and ``squares`` has their rows anew, not folded yet."""
+    for row in range(blocks):
+        first, last = row * block, min((row + 1) * block, tile.size)
+        factor = _power(-_exponent(tops[row]), single) if wild[row] else np.float32(1)
+        for i in range(first, last):
+            work[i] = tile[i] * factor
+        if wild[row]:
+            for lane in range(row * ROW, (row + 1) * ROW):
+                squares[lane] = np.float32(0)
+            for i in range(first, last):
+                squares[row * ROW + (i - first) % ROW] += work[i] * work[i]
 
 
 @inline
-def _start(tile: Any, block: int, blocks: int, work: Any, single: Any, rows: Any, wild: Any, rms: Any, factors: Any) -> None:
-    """Root mean square of each block, its largest number scaled to [1, 2), and the factor of its numbers to be coded."""
-    tops, lows, _, squares = rows
+def _start(
+    tile: Any, block: int, blocks: int, work: Any, single: Any, tops: Any, lows: Any, squares: Any, wild: Any, rms: Any,
+    factors: Any,
+) -> bool:  # fmt: skip
+    """Root mean square of each block, its largest number scaled to [1, 2), and the factor of its numbers to be coded.
+
+    Returns whether these are the numbers of ``work``.
+    """
     for row in range(blocks):
-        _measure(tile[row * block : min((row + 1) * block, tile.size)], row, tops, lows, squares)
+        _measure(tile, row * block, min((row + 1) * block, tile.size), row, tops, lows, squares)
+    some = False
     for row in range(0, blocks, ROW):
         fold_largest(tops, row)
         fold_smallest(lows, row)
     for row in range(blocks):
         wild[row] = _wild(tops[row], lows[row])
-        if wild[row]:
-            part = tile[row * block : min((row + 1) * block, tile.size)]
-            _tame(part, _power(-_exponent(tops[row]), single), row, work[row * block :], squares)
+        some |= wild[row]
+    if some:
+        _tame(tile, block, blocks, work, single, tops, squares, wild)
     for row in range(0, blocks, ROW):
         fold_sums(squares, row)
     for row in range(blocks):
@@ -91,49 +103,55 @@ def _start(tile: Any, block: int, blocks: int, work: Any, single: Any, rows: Any
         count = np.float32(min(block, tile.size - row * block))
         rms[row] = np.sqrt((squares[row] * (factor * factor)) / count)
         factors[row] = factor * (np.float32(1) / rms[row])
+    return some
 
 
 @inline
-def _code(block: Any, factor: Any, row: int, bits: int, fitted: bool, kept: bool, tables: Any, codes: Any, rows: Any) -> None:
-    """Codes of ``block * factor`` if ``kept``; with ``fitted``, the rows of its sums. ``tables`` are thresholds, then levels."""
-    _, _, products, squares = rows
-    steps, half = block.size // STEP, 1 << (bits - 1)
+def _code(
+    tile: Any, first: int, last: int, factor: Any, row: int, bits: int, fitted: bool, kept: bool, tables: Any, codes: Any,
+    products: Any, squares: Any,
+) -> None:  # fmt: skip
+    """Codes of the block [first, last) times ``factor`` if ``kept``; with ``fitted``, the rows of its sums.
+
+    ``tables`` are thresholds, then levels.
+    """
+    steps, half = (last - first) // STEP, 1 << (bits - 1)
     if bits == 4:
         if not fitted:
-            code_4(block, 0, steps, factor, codes, row, products, squares)
+            code_4(tile, first, steps, factor, codes, row, products, squares)
         elif kept:
-            fit_4(block, 0, steps, factor, codes, row, products, squares)
+            fit_4(tile, first, steps, factor, codes, row, products, squares)
         else:
-            sum_4(block, 0, steps, factor, codes, row, products, squares)
+            sum_4(tile, first, steps, factor, codes, row, products, squares)
     elif bits == 3:
         if not fitted:
-            code_3(block, 0, steps, factor, codes, row, products, squares)
+            code_3(tile, first, steps, factor, codes, row, products, squares)
         elif kept:
-            fit_3(block, 0, steps, factor, codes, row, products, squares)
+            fit_3(tile, first, steps, factor, codes, row, products, squares)
         else:
-            sum_3(block, 0, steps, factor, codes, row, products, squares)
+            sum_3(tile, first, steps, factor, codes, row, products, squares)
     elif bits == 2:
         if not fitted:
-            code_2(block, 0, steps, factor, codes, row, products, squares)
+            code_2(tile, first, steps, factor, codes, row, products, squares)
         elif kept:
-            fit_2(block, 0, steps, factor, codes, row, products, squares)
+            fit_2(tile, first, steps, factor, codes, row, products, squares)
         else:
-            sum_2(block, 0, steps, factor, codes, row, products, squares)
+            sum_2(tile, first, steps, factor, codes, row, products, squares)
     elif not fitted:
-        code_1(block, 0, steps, factor, codes, row, products, squares)
+        code_1(tile, first, steps, factor, codes, row, products, squares)
     elif kept:
-        fit_1(block, 0, steps, factor, codes, row, products, squares)
+        fit_1(tile, first, steps, factor, codes, row, products, squares)
     else:
-        sum_1(block, 0, steps, factor, codes, row, products, squares)
-    for i in range(steps * STEP, block.size):
-        number = abs(block[i] * factor)
+        sum_1(tile, first, steps, factor, codes, row, products, squares)
+    for i in range(first + steps * STEP, last):
+        number = abs(tile[i] * factor)
         index = 0
         for k in range(half - 1):
             index += number >= tables[k]
         if kept:
-            codes[i] = np.uint8(index | (half if block.view(np.uint32)[i] >> np.uint32(31) else 0))
+            codes[i] = np.uint8(index | (half if tile.view(np.uint32)[i] >> np.uint32(31) else 0))
         if fitted:
-            level, lane = tables[half - 1 + index], row * ROW + i % ROW
+            level, lane = tables[half - 1 + index], row * ROW + (i - first) % ROW
             products[lane] += level * number
             squares[lane] += level * level
 
@@ -147,18 +165,17 @@ def _either(tile: Any, work: Any, scaled: Any) -> Any:
 
 @inline
 def _code_all(
-    tile: Any, work: Any, block: int, blocks: int, wild: Any, factors: Any, bits: int, fitted: bool, kept: bool, tables: Any,
-    codes: Any, rows: Any,
+    tile: Any, block: int, blocks: int, factors: Any, bits: int, fitted: bool, kept: bool, tables: Any, codes: Any,
+    products: Any, squares: Any,
 ) -> None:  # fmt: skip
     """:func:`_code` of every block of a tile, with the sums of block i folded to element i."""
     for row in range(blocks):
         first, last = row * block, min((row + 1) * block, tile.size)
-        source = _either(tile, work, wild[row])
-        _code(source[first:last], factors[row], row, bits, fitted, kept, tables, codes[first:last], rows)
+        _code(tile, first, last, factors[row], row, bits, fitted, kept, tables, codes, products, squares)
     if fitted:
         for row in range(0, blocks, ROW):
-            fold_sums(rows[2], row)
-            fold_sums(rows[3], row)
+            fold_sums(products, row)
+            fold_sums(squares, row)
 
 
 @inline
@@ -219,32 +236,33 @@ def gauss_encode(
     scratch = np.empty(TILE, np.uint32)
     codes, values, work = np.empty(TILE, np.uint8), np.empty(TILE, np.float32), np.empty(TILE, np.float32)
     most = (TILE // block + ROW - 1) // ROW * ROW
-    keys, sums = np.empty((2, most * ROW), np.uint32), np.empty((2, most * ROW), np.float32)
-    rows = keys[0], keys[1], sums[0], sums[1]
+    tops, lows = np.empty(most * ROW, np.uint32), np.empty(most * ROW, np.uint32)
+    products, squares = np.empty(most * ROW, np.float32), np.empty(most * ROW, np.float32)
     wild, single = np.empty(most, np.bool_), np.empty(1, np.float32)
     rms, factors, stretch = np.empty(most, np.float32), np.empty(most, np.float32), np.empty(most, np.float32)
     for at in range(start, stop, TILE):
         tile = load_tile(x, kind, at, min(at + TILE, stop), scratch)
         blocks = (tile.size + block - 1) // block
-        _start(tile, block, blocks, work, single, rows, wild, rms, factors)
+        scaled = _start(tile, block, blocks, work, single, tops, lows, squares, wild, rms, factors)
+        source = _either(tile, work[: tile.size], scaled)
         stretch[:] = np.float32(1)
         if fit == LEAST:
-            _code_all(tile, work, block, blocks, wild, factors, bits, True, False, tables, codes, rows)
+            _code_all(source, block, blocks, factors, bits, True, False, tables, codes, products, squares)
             for i in range(blocks):
-                stretch[i] = rows[2][i] / rows[3][i]
+                stretch[i] = products[i] / squares[i]
                 factors[i] = factors[i] * (np.float32(1) / stretch[i])
         if fit == RMS:
-            _code_all(tile, work, block, blocks, wild, factors, bits, False, True, tables, codes, rows)
+            _code_all(source, block, blocks, factors, bits, False, True, tables, codes, products, squares)
         else:
-            _code_all(tile, work, block, blocks, wild, factors, bits, True, True, tables, codes, rows)
+            _code_all(source, block, blocks, factors, bits, True, True, tables, codes, products, squares)
         for i in range(blocks):
             first, last = i * block, min((i + 1) * block, tile.size)
             if fit == LEAST:
-                stretch[i] = stretch[i] * (rows[2][i] / rows[3][i])
+                stretch[i] = stretch[i] * (products[i] / squares[i])
             elif fit != RMS:
-                stretch[i] = np.float32(last - first) / rows[2][i]
-            scale = (rms[i] * stretch[i]) * _power(_exponent(rows[0][i]), single)
-            stored = _stored(rows[0][i], scale, rms[i], single)
+                stretch[i] = np.float32(last - first) / products[i]
+            scale = (rms[i] * stretch[i]) * _power(_exponent(tops[i]), single)
+            stored = _stored(tops[i], scale, rms[i], single)
             halves[at // block + i] = np.uint16(stored)
             single.view(np.uint32)[0] = np.uint32(stored << np.uint32(16))
             if not abs(single[0]) > np.float32(0):

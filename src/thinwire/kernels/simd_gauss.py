@@ -109,9 +109,10 @@ class _Book:
             index = self._by_table(magnitude)
             return index, permute_8(e, self.levels, index)
         index, level = e.constant(I32, 0, VECTOR), e.constant(F32, self.levels[0], VECTOR)
-        # Numbers that are not negative compare as their bits do.
-        for threshold, upper in zip(layout.GAUSS_THRESHOLDS[self.bits].view(np.uint32), self.levels[1:], strict=True):
-            above = b.icmp_signed(">=", magnitude, e.constant(I32, int(threshold), VECTOR))
+        number = b.bitcast(magnitude, _FLOATS)
+        for threshold, upper in zip(layout.GAUSS_THRESHOLDS[self.bits], self.levels[1:], strict=True):
+            # As floats: LLVM takes two instructions for bits that it knows to be positive.
+            above = b.fcmp_ordered(">=", number, e.constant(F32, float(threshold), VECTOR))
             index = b.sub(index, b.sext(above, _WORDS))
             level = b.select(above, e.constant(F32, upper, VECTOR), level)
         return index, level
@@ -123,7 +124,7 @@ class _Book:
         small = b.bitcast(e.binary("smin", magnitude, e.constant(I32, clamp, VECTOR)), _FLOATS)
         grains = e.nearest_bits(b.fmul(small, e.constant(F32, _GRAIN, VECTOR)))
         thresholds = [0.0, *(float(threshold) for threshold in layout.GAUSS_THRESHOLDS[4])]
-        below = b.icmp_signed("<", magnitude, b.bitcast(permute_8(e, thresholds, grains), _WORDS))
+        below = b.fcmp_ordered("<", b.bitcast(magnitude, _FLOATS), permute_8(e, thresholds, grains))
         return b.add(grains, b.sext(below, _WORDS))
 
     def value(self, codes: Any) -> Any:
