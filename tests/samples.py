@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 import numpy.typing as npt
 
 from thinwire.codec import REGISTRY, Codec, codec
 
 F32 = npt.NDArray[np.float32]
+THOROUGH = bool(os.environ.get("THINWIRE_THOROUGH"))
+"""All sizes, examples and messages, as before a release. Without it, what is repeated for every codec takes fewer of them."""
 
 VARIANTS: list[Codec] = [
     *REGISTRY.values(),
@@ -63,6 +67,8 @@ VARIANTS: list[Codec] = [
     codec("topk", k=100, chunk=16384, bits=6),
 ]
 IDS = [made.spec() for made in VARIANTS]
+EXAMPLES = 40 if THOROUGH else 15
+"""Of Hypothesis for each codec, each codec with its own."""
 SIZES = [0, 1, 2, 7, 31, 32, 33, 127, 255, 256, 257, 1000, 1023, 1025, 4095, 4097, 9001]
 
 

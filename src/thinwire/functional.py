@@ -9,9 +9,8 @@ from typing import Any, Final
 
 import torch
 
-from thinwire.codec import codec as resolve
-from thinwire.codec.base import Codec
 from thinwire.collective.handshake import agree
+from thinwire.collective.legs import Wire, WireLike, resolve
 from thinwire.collective.transport import Group, Transport
 from thinwire.collective.two_shot import Op
 from thinwire.errors import ConfigError, unknown_name
@@ -19,7 +18,7 @@ from thinwire.overlap import worker_of
 from thinwire.reducer import Reducer
 
 _FLOATS: Final = (torch.float32, torch.float16, torch.bfloat16)
-_reducers: Final[weakref.WeakKeyDictionary[Transport, dict[Codec, Reducer]]] = weakref.WeakKeyDictionary()
+_reducers: Final[weakref.WeakKeyDictionary[Transport, dict[Wire, Reducer]]] = weakref.WeakKeyDictionary()
 
 
 class Work:
@@ -38,10 +37,11 @@ class Work:
 
 
 def all_reduce(
-    tensor: torch.Tensor, codec: str | Codec = "int8", op: Op = "mean", group: Group = None, async_op: bool = False
+    tensor: torch.Tensor, codec: WireLike = "int8", op: Op = "mean", group: Group = None, async_op: bool = False
 ) -> Work | None:
     """Mean or sum of ``tensor`` over the ranks of ``group``, in place, sent with ``codec``.
 
+    ``codec="int2/int4"``, or a pair, has one codec to reduce with and one to gather with.
     Any shape and strides; float32, float16 or bfloat16 on the CPU (CUDA tensors are staged through the host); sums are
     fp32. All ranks get the same bits. ``async_op=True`` returns a :class:`Work` at once; the tensor belongs to it until
     waited for. Raises ConfigError for arguments that are not allowed, DisagreementError on all ranks if theirs differ.
@@ -58,7 +58,7 @@ def all_reduce(
 
 
 def reduce_scatter(
-    output: torch.Tensor, input: torch.Tensor, codec: str | Codec = "int8", op: Op = "mean", group: Group = None
+    output: torch.Tensor, input: torch.Tensor, codec: WireLike = "int8", op: Op = "mean", group: Group = None
 ) -> None:  # fmt: skip
     """``output`` gets this rank's shard of the mean or sum of ``input``, whose shards are equal and in rank order.
 
@@ -79,7 +79,7 @@ def reduce_scatter(
 
 
 def all_gather(
-    output: torch.Tensor, input: torch.Tensor, codec: str | Codec = "int8", group: Group = None
+    output: torch.Tensor, input: torch.Tensor, codec: WireLike = "int8", group: Group = None
 ) -> None:  # fmt: skip
     """``output`` gets the ``input`` of every rank, in rank order, the same bits on all ranks (the own part quantized too).
 
@@ -98,7 +98,7 @@ def all_gather(
     _start("all_gather", made, facts, group, False, task)
 
 
-def _checked(name: str, tensor: Any, codec: str | Codec, op: str) -> Codec:
+def _checked(name: str, tensor: Any, codec: WireLike, op: str) -> Wire:
     if not isinstance(tensor, torch.Tensor):
         raise ConfigError(f"{name} is a {type(tensor).__name__}; allowed: a torch tensor")
     if tensor.dtype not in _FLOATS:
@@ -120,7 +120,7 @@ def _check_sizes(large_name: str, large: torch.Tensor, small_name: str, small: t
 
 
 def _start(
-    name: str, codec: Codec, facts: Mapping[str, object], group: Group, async_op: bool, task: Callable[[Reducer], None]
+    name: str, codec: Wire, facts: Mapping[str, object], group: Group, async_op: bool, task: Callable[[Reducer], None]
 ) -> Work | None:
     transport, worker = worker_of(group)
     if torch.cuda.is_initialized():

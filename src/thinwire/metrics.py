@@ -13,6 +13,8 @@ from contextlib import contextmanager
 class Stats:
     """Totals of one rank since the last reading. Bytes are payload: what the codec wrote, without TCP's headers."""
 
+    codec: str = ""
+    """The spec of what ``compress`` was asked for."""
     steps: int = 0
     bytes_sent: int = 0
     bytes_received: int = 0
@@ -33,7 +35,7 @@ class Stats:
         total = self.elements_compressed + self.elements_uncompressed
         return self.elements_compressed / total if total else None
 
-    def as_dict(self) -> dict[str, float | int | None]:
+    def as_dict(self) -> dict[str, str | float | int | None]:
         return {**dataclasses.asdict(self), "compressed_share": self.compressed_share}
 
 

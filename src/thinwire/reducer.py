@@ -17,52 +17,59 @@ from thinwire.codec.cast import Raw
 from thinwire.collective import shard
 from thinwire.collective.all_gather_sum import AllGatherSum
 from thinwire.collective.base import Noise, Peers
+from thinwire.collective.legs import Wire, legs_of
 from thinwire.collective.two_shot import Op, TwoShot
 from thinwire.metrics import Recorder
 
 
 class Reducer:
-    """Reduces flat, contiguous fp32 CPU tensors with one codec over one group; not for use from two threads at once."""
+    """Reduces flat, contiguous fp32 CPU tensors over one group; not for use from two threads at once."""
 
-    def __init__(self, transport: Peers, codec: Codec, recorder: Recorder | None = None) -> None:
+    def __init__(self, transport: Peers, codec: Wire, recorder: Recorder | None = None) -> None:
         self.transport, self.codec = transport, codec
         self.recorder = recorder or Recorder()
         self.noise = Noise(transport.rank)
         self._two_shot = TwoShot(transport, codec, self.recorder, self.noise)
-        self._gather = AllGatherSum(transport, codec, self.recorder, self.noise)
+        self._gather = AllGatherSum(transport, legs_of(codec)[0], self.recorder, self.noise)
 
-    def use(self, codec: Codec) -> None:
-        """Take ``codec`` from the next call on."""
-        self.codec = self._two_shot.codec = self._gather.codec = codec
-
-    def all_reduce(self, x: torch.Tensor, op: Op = "mean", lost: torch.Tensor | None = None) -> None:
-        """Mean or sum of ``x`` over the ranks, in place.
+    def all_reduce(
+        self, x: torch.Tensor, op: Op = "mean", lost: torch.Tensor | None = None, codec: Wire | None = None
+    ) -> None:  # fmt: skip
+        """Mean or sum of ``x`` over the ranks, in place, with ``codec`` in place of the reducer's own if given.
 
         ``lost`` (same shape) receives what the wire lost of this rank's part, in units of ``x``: add it to the next one.
         """
-        if isinstance(self.codec, Raw):
+        codec = self.codec if codec is None else codec
+        if isinstance(codec, Raw):
             self.all_reduce_uncompressed(x, op)
             if lost is not None:
                 lost.zero_()
             return
         self.recorder.add(elements_compressed=x.numel())
-        collective = self._gather if self.codec.sums == "all_gather" else self._two_shot
-        collective.all_reduce(x, self.shards(x.numel()), op, lost)
+        shards = self.shards(x.numel(), codec=codec)
+        if isinstance(codec, Codec) and codec.sums == "all_gather":
+            self._gather.use(codec)
+            self._gather.all_reduce(x, shards, op, lost)
+        else:
+            self._two_shot.use(codec)
+            self._two_shot.all_reduce(x, shards, op, lost)
 
-    def shards(self, n: int, size: int | None = None) -> shard.Shards:
+    def shards(self, n: int, size: int | None = None, codec: Wire | None = None) -> shard.Shards:
         """How a tensor of ``n`` elements is cut for this network, into shards of ``size`` or nearly equal ones.
 
         Where all rows go to all ranks, the sum of a tensor has one shard.
         """
+        codec = self.codec if codec is None else codec
         ranks, link = self.transport.size, self.transport.link
         if size is None:
-            ranks, size = (1, n) if self.codec.sums == "all_gather" else (ranks, shard.even_size(n, ranks))
-        bits = self.codec.expected_bits(shard.SEGMENT)
+            gathered = isinstance(codec, Codec) and codec.sums == "all_gather"
+            ranks, size = (1, n) if gathered else (ranks, shard.even_size(n, ranks))
+        bits = codec.expected_bits(shard.SEGMENT)
         return shard.paced(n, ranks, size, bits, link.rate, link.round_trip)
 
-    def own_shard(self, n: int) -> slice:
+    def own_shard(self, n: int, codec: Wire | None = None) -> slice:
         """The elements whose sum of an all-reduce of ``n`` this rank encodes: what is lost of them, the second shot lost."""
-        shards, rank = self.shards(n), self.transport.rank
+        shards, rank = self.shards(n, codec=codec), self.transport.rank
         return slice(min(rank * shards.size, n), min((rank + 1) * shards.size, n)) if shards.ranks > 1 else slice(0, 0)
 
     def all_reduce_uncompressed(self, x: torch.Tensor, op: Op = "mean") -> None:
@@ -88,6 +95,7 @@ class Reducer:
     def reduce_scatter(self, output: torch.Tensor, x: torch.Tensor, op: Op = "mean") -> None:
         """``output`` (m,) gets this rank's shard of the mean or sum of ``x`` (ranks * m,)."""
         self.recorder.add(elements_compressed=x.numel())
+        self._two_shot.use(self.codec)
         self._two_shot.reduce_scatter(output, x, self.shards(x.numel(), output.numel()), op)
 
     def all_gather(self, output: torch.Tensor, x: torch.Tensor) -> None:
@@ -95,4 +103,5 @@ class Reducer:
         shards = self.shards(output.numel(), x.numel())
         output[shards.size * self.transport.rank :][: shards.size].copy_(x)
         self.recorder.add(elements_compressed=output.numel())
+        self._two_shot.use(self.codec)
         self._two_shot.all_gather(output, shards)

@@ -18,12 +18,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mutations import HEADER, VARIANTS, WORDS, Mutator, build, payload_at, seal, valid_frames
-from samples import IDS
+from samples import EXAMPLES, IDS, THOROUGH
 from thinwire.codec import REGISTRY, frame, from_spec
 from thinwire.errors import ConfigError, WireError
 from thinwire.kernels import ops
 
-MESSAGES = int(os.environ.get("THINWIRE_FUZZ_MESSAGES", "150000"))
+MESSAGES = int(os.environ.get("THINWIRE_FUZZ_MESSAGES", "150000" if THOROUGH else "50000"))
+RUNS = 50_000 if THOROUGH else 20_000
 FRAMES = valid_frames()
 HUGE = "9" * 5000
 # Every reason to refuse a frame: a run that does not meet each of them has not looked behind the first.
@@ -79,7 +80,7 @@ def test_any_header_with_a_right_checksum(spec, rows, n, payload):
 
 
 @pytest.mark.parametrize("codec", VARIANTS, ids=IDS)
-@settings(max_examples=60)
+@settings(max_examples=EXAMPLES * 3 // 2)
 @given(seed=st.integers(0, 2**32), patch=st.binary(max_size=24), at=st.integers(0, 400))
 def test_mutated_frames(codec, seed, patch, at):
     mutator = Mutator(seed, CODEC_FRAMES[codec])
@@ -94,6 +95,7 @@ CODEC_FRAMES = {codec: valid_frames([codec]) for codec in VARIANTS}
 
 
 @pytest.mark.parametrize("codec", VARIANTS, ids=IDS)
+@settings(max_examples=EXAMPLES)
 @given(data=st.data(), rows=st.integers(0, 5), n=st.integers(0, 2000))
 def test_any_payload_of_a_right_header_is_accepted(codec, data, rows, n):
     """But for rows that state their size."""
@@ -154,9 +156,13 @@ def hostile_headers() -> list[bytes]:
 
 
 def test_hostile_headers_allocate_nothing(backend):
+    for data in FRAMES:
+        outcome(data)  # the first use of a kernel loads it
     for data in hostile_headers():
-        grown = peak(lambda data=data: outcome(data))
-        assert grown < 4 * len(data) + 32768, f"{grown} bytes for {data.hex()}"
+        limit = 4 * len(data) + 32768
+        # A thread of the test runner may allocate meanwhile: what is the decoder's is there every time.
+        grown = next((grown for _ in range(3) if (grown := peak(lambda data=data: outcome(data))) < limit), None)
+        assert grown is not None, f"{limit} bytes or more for {data.hex()}"
 
 
 @pytest.mark.parametrize("codec", VARIANTS, ids=IDS)
@@ -271,7 +277,7 @@ def test_coverage_guided(tmp_path):
     pytest.importorskip("atheris", reason="atheris has wheels for Linux on x86-64 only, up to Python 3.13")
     paths = os.pathsep.join(path for path in sys.path if path)
     done = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("fuzz_frames.py")), "-runs=50000"],
+        [sys.executable, str(Path(__file__).with_name("fuzz_frames.py")), f"-runs={RUNS}"],
         cwd=tmp_path,
         env=os.environ | {"PYTHONPATH": paths},
         capture_output=True,
@@ -280,7 +286,7 @@ def test_coverage_guided(tmp_path):
         check=False,
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-    assert "Done 50000 runs" in done.stderr
+    assert f"Done {RUNS} runs" in done.stderr
     accepted, refused = map(int, re.findall(r"(\d+) (?:accepted|refused)", done.stdout))
-    assert accepted > 500
-    assert refused > 5000
+    assert accepted > RUNS / 100
+    assert refused > RUNS / 10

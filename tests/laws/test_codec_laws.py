@@ -5,12 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from samples import IDS, SIZES, VARIANTS, awkward, gaussian, with_nonfinite
-from thinwire.codec import Codec, from_spec
+from samples import EXAMPLES, IDS, SIZES, VARIANTS, awkward, gaussian, with_nonfinite
+from thinwire.codec import Codec, from_spec, short
+from thinwire.codec import codec as read
 from thinwire.codec.base import Wrapper
 from thinwire.kernels import ops
 from thinwire.kernels.threads import set_num_threads
@@ -43,6 +44,7 @@ def test_fast_kernels_give_the_bytes_of_the_reference(codec, make):
 
 
 @every_codec
+@settings(max_examples=EXAMPLES)
 @given(
     x=hnp.arrays(
         np.float32,
@@ -199,3 +201,14 @@ def test_inputs_of_any_strides(codec):
 def test_spec_names_the_codec_completely(codec):
     assert from_spec(codec.spec()) == codec
     assert codec.spec().isascii()
+
+
+def test_short_names_are_read_back_and_tell_codecs_apart():
+    names = [short(codec) for codec in VARIANTS]
+    assert [read(name) for name in names] == VARIANTS
+    assert len(set(names)) == len(set(VARIANTS))
+    assert [short(read(name)) for name in ("int4", "hadamard(int4)", "int4;block=64")] == [
+        "int4",
+        "hadamard(int4)",
+        "int4;block=64",
+    ]

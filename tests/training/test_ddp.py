@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 import ranks as real
 import thinwire as tw
 from thinwire.bench.oracle import all_reduced
+from thinwire.training.assignment import Assignment
 from thinwire.training.bucket import layout_of
 from thinwire.workloads.loop import replicas_identical
 
@@ -382,8 +383,9 @@ def test_ranks_that_disagree_fail_at_construction():
 
 def test_layout_joins_neighbours():
     parameters = [torch.zeros(300, 2), torch.zeros(5), torch.zeros(0), torch.zeros(7), torch.zeros(400, 1), torch.zeros(20)]
-    layout = layout_of(list("abcdef"), parameters, lambda p: p.dim() > 1)
+    large = Assignment(codecs=dict.fromkeys("ae", tw.codec("int4")), alike=True)
+    layout = layout_of("abcdef", parameters, large)
     assert layout.names == tuple("abcdef")
     assert layout.exact == (slice(600, 612), slice(1012, 1032))
     assert layout.compressed
-    assert not layout_of("b", [torch.zeros(5)], lambda p: p.dim() > 1).compressed
+    assert not layout_of("b", [torch.zeros(5)], large).compressed

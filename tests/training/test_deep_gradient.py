@@ -347,7 +347,7 @@ def test_a_codec_that_is_not_sparse_is_refused():
 
 
 def test_what_no_rank_used_keeps_its_momentum():
-    momenta = Momenta(tw.DeepGradient(), {"a": 2, "b": 2, "c": 2}, tw.codec("topk"), 2)
+    momenta = Momenta(tw.DeepGradient(), {"a": 2, "b": 2, "c": 2}, 2)
     names, exact = ("a", "b", "c"), [slice(4, 6)]
 
     def step(gradient: list[float], idle: list[slice]) -> torch.Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import logging
 
@@ -15,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 import ranks as real
 import thinwire as tw
+from heard import heard
 from thinwire.workloads.loop import replicas_identical
 
 
@@ -25,18 +25,6 @@ def network(width: int = 40) -> nn.Module:
 
 def inputs(rank: int, step: int, rows: int = 8) -> torch.Tensor:
     return torch.randn(rows, 30, generator=torch.Generator().manual_seed(100 * step + rank))
-
-
-@contextlib.contextmanager
-def log():
-    heard: list[str] = []
-    handler = logging.Handler(logging.WARNING)
-    handler.emit = lambda record: heard.append(record.getMessage())
-    logging.getLogger("thinwire").addHandler(handler)
-    try:
-        yield heard
-    finally:
-        logging.getLogger("thinwire").removeHandler(handler)
 
 
 def _accumulation(rank: int, as_view: bool) -> list[str]:
@@ -79,18 +67,18 @@ def test_accumulation_with_no_sync(as_view):
 def _no_sync_around_backward(rank: int) -> list[str]:
     model = DistributedDataParallel(network())
     tw.compress(model, "int8")
-    with log() as heard:
+    with heard(logging.WARNING) as lines:
         for step in range(3):
             loss = model(inputs(rank, step)).square().mean()
             with model.no_sync():
                 loss.backward()
-    return heard
+    return lines
 
 
 def test_no_sync_around_backward_only_is_said_once():
-    for heard in real.run(_no_sync_around_backward, 2):
-        assert len(heard) == 1
-        assert "no_sync" in heard[0]
+    for lines in real.run(_no_sync_around_backward, 2):
+        assert len(lines) == 1
+        assert "no_sync" in lines[0]
 
 
 def _join(rank: int) -> list[str]:
@@ -374,7 +362,7 @@ def _silence(rank: int) -> list[str]:
             said.append("no error")
         except tw.ConfigError as error:
             said.append(str(error))
-    with log() as heard:
+    with heard(logging.WARNING) as lines:
         parts = nn.ParameterList([nn.Parameter(torch.zeros(20, 20)), nn.Parameter(torch.zeros(500))])
         module = nn.Module()
         module.parts = parts
@@ -384,7 +372,7 @@ def _silence(rank: int) -> list[str]:
         for _ in range(3):
             model(torch.tensor(2.0)).backward()
         share = handle.stats().compressed_share
-    return [*said, *heard, str(np.round(share, 3))]
+    return [*said, *lines, str(np.round(share, 3))]
 
 
 def test_what_cannot_be_compressed_raises_and_a_small_share_is_said_once():

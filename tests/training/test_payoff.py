@@ -12,25 +12,19 @@ from torch.nn.parallel import DistributedDataParallel
 
 import ranks as real
 import thinwire as tw
+from heard import heard
 
 
 def _lines(rank: int, uncompressed_seconds: float) -> list[str]:
     """What is logged in 20 steps on a network where uncompressed gradients take so long."""
-    heard: list[str] = []
-    handler = logging.Handler(logging.WARNING)
-    handler.emit = lambda record: heard.append(record.getMessage())
-    logger = logging.getLogger("thinwire")
-    logger.addHandler(handler)
-    try:
+    with heard(logging.WARNING) as lines:
         with mock.patch("thinwire.cost.uncompressed", return_value=uncompressed_seconds):
             model = DistributedDataParallel(nn.Linear(300, 400))
             handle = tw.compress(model, "int8")
         for _ in range(20):
             model(torch.randn(4, 300)).square().mean().backward()
         handle.remove()
-    finally:
-        logger.removeHandler(handler)
-    return heard
+    return lines
 
 
 @pytest.mark.parametrize(("seconds", "loses"), [(0.0, True), (60.0, False)])

@@ -97,6 +97,10 @@ def text(tmp_path_factory):
         (4, "gpt", "topk", None, 0.05),
         (2, "wide gpt", "topk;k=4;chunk=4096;bits=4", tw.DeepGradient(), None),
         (3, "mnist", "topk", tw.DeepGradient(nesterov=True, clip=0.01, warm_up_steps=4), 0.1),
+        (4, "gpt", "int2/int4", True, 0.05),
+        (2, "gpt", "*embed*=int8|blocks.1.*=int2/int4|*=int4;rounding=stochastic", True, 0.05),
+        (4, "mnist", "auto:3.5;every=2", False, 0.1),
+        (2, "gpt", "auto:4;every=2", True, 0.05),
     ],
 )
 def test_losses_and_weights_have_the_bits_of_real_ranks(text, ranks, name, codec, feedback, bucket_mb):

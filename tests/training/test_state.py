@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import logging
-
+import pytest
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import ranks as real
 import thinwire as tw
+from heard import heard
 
 
 def network() -> nn.Module:
@@ -85,8 +85,12 @@ def test_a_resumed_run_has_the_same_trajectory_bit_for_bit():
         assert real.run(_resume, ranks, 0.01, 0.01) == [[]] * ranks
 
 
-def test_noise_goes_on_where_it_was():
-    assert real.run(_resume, 2, 0.01, 0.01, "int4;rounding=stochastic") == [[], []]
+@pytest.mark.parametrize(
+    "codec",
+    ["0.*=int8|6.*=int2/int4|*=int4", "auto:4;every=3", "int4;rounding=stochastic", "0.bias=int8|*=int3;rounding=stochastic"],
+)
+def test_so_it_has_with_several_codecs_and_with_noise(codec):
+    assert real.run(_resume, 2, 0.01, 0.01, codec) == [[], []]
 
 
 def test_another_bucket_layout_resumes_with_the_same_first_step():
@@ -136,13 +140,7 @@ def _more_ranks(rank: int, folder: str) -> list[str]:
     """A checkpoint of two ranks on three: every rank takes the mean, so that what is owed to the mean is kept."""
     import torch.distributed.checkpoint as dcp
 
-    heard: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: heard.append(record.getMessage())
-    logger = logging.getLogger("thinwire")
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
-    try:
+    with heard() as lines:
         job = Job(rank, 0.01)
         state = job.handle.state_dict(ranks=2)
         dcp.load({"thinwire": state}, checkpoint_id=folder)
@@ -151,15 +149,12 @@ def _more_ranks(rank: int, folder: str) -> list[str]:
         parts = list(state["residuals"].values())
         wrong = [n for n, value in got.items() if not torch.allclose(value, (parts[0][n] + parts[1][n]) / 2)]
         wrong += [] if any(value.any() for value in got.values()) else ["all residuals are zero"]
-        wrong += [] if any("mean of their residuals" in line for line in heard) else [f"the log says {heard}"]
+        wrong += [] if any("mean of their residuals" in line for line in lines) else [f"the log says {lines}"]
         alone = {**state, "residuals": {"rank0": parts[0]}}
         job.handle.load_state_dict(alone)
         (got,) = job.handle.state_dict()["residuals"].values()
         wrong += ["residuals are not zero"] if any(value.any() for value in got.values()) else []
-        return wrong + ([] if any("start at zero" in line for line in heard) else [f"the log says {heard}"])
-    finally:
-        logger.removeHandler(handler)
-        logger.setLevel(logging.NOTSET)
+        return wrong + ([] if any("start at zero" in line for line in lines) else [f"the log says {lines}"])
 
 
 def test_another_world_size_keeps_what_is_owed_or_says_that_it_does_not(tmp_path):

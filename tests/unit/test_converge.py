@@ -22,6 +22,7 @@ from thinwire.bench.converge_rows import restored, rows_of
 from thinwire.cli.app import app
 from thinwire.cli.output import write_json
 from thinwire.errors import ConfigError, DataError
+from thinwire.policy.choice import resolve
 
 SETTINGS = Settings(
     workload="mnist", data="7 digits", optimizer="sgd", lr=0.1, ranks=2, steps=4, batch=8, every=2, threads=1
@@ -45,7 +46,7 @@ def made(seed: int, loss: float, **fields) -> Run:
 
 
 def contestant(name: str, feedback: str = "off") -> Contestant:
-    return Contestant(codec=tw.codec(name), feedback=feedback)
+    return Contestant(codec=resolve(name), feedback=feedback)
 
 
 RUNS = {
@@ -53,6 +54,9 @@ RUNS = {
     contestant("int4"): {0: made(0, 2.1), 2: made(2, 2.7, accuracy=0.6, replicas_identical=False)},
     contestant("int2", "plain"): {0: made(0, math.nan, curve_loss=[9.0, math.nan])},
     contestant("int3"): {},
+}
+CHOICES = {
+    contestant(name): {0: made(0, 2.1)} for name in ("auto:3.5;every=7", "int2/int4", "*.bias=none|h*=int8;block=64|*=int4")
 }
 
 
@@ -79,10 +83,10 @@ def test_one_seed_has_no_noise():
 
 def test_rows_come_back_from_json(tmp_path):
     file = tmp_path / "study.json"
-    rows = rows_of(RUNS, SETTINGS)
+    rows = rows_of(RUNS | CHOICES, SETTINGS)
     write_json(file, rows)
     back = restored(json.loads(file.read_text())["rows"], SETTINGS)
-    assert list(back) == list(RUNS)[:3]
+    assert list(back) == [one for one, runs in (RUNS | CHOICES).items() if runs]
     assert repr(rows_of(back, SETTINGS)) == repr(rows)
 
 
@@ -253,3 +257,10 @@ def test_deep_gradient_compression_runs_on_sgd_without_momentum(tmp_path):
     assert found["topk"]["feedback"] == "dgc:0.9"
     assert found["topk"]["replicas_identical"]
     assert found["topk"]["loss"] != found["none"]["loss"]
+
+
+def test_codecs_that_differ_in_a_field_have_rows_that_can_be_told_apart():
+    wanted = converge.contestants(
+        [resolve("int4"), resolve("int4;rounding=stochastic"), resolve("int2;block=64/int4")], [], ["off"]
+    )
+    assert [one.label for one in wanted] == ["int4", "int4;rounding=stochastic", "int2;block=64/int4"]

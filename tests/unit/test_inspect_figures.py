@@ -113,7 +113,8 @@ def test_errors_are_those_of_the_librarys_own_rows(made):
     if plain:
         expected = nmse(mean, all_reduced(tensors, made, "mean"))
         assert found.mean_nmse == pytest.approx(expected, rel=1e-4, abs=1e-14)
-    assert found.bits_per_element == made.bits_per_element(1 << 19)
+    assert found.bits_per_element == made.expected_bits(1 << 19)
+    assert tw.codec(found.codec) == made
 
 
 @pytest.mark.parametrize("made", VARIANTS, ids=IDS)

@@ -10,6 +10,7 @@ import numpy.typing as npt
 from rich.progress import track
 
 from thinwire.codec.base import Codec
+from thinwire.codec.registry import short
 
 F32 = npt.NDArray[np.float32]
 COLUMNS: Final = {
@@ -40,7 +41,7 @@ def measure(codecs: Sequence[Codec], elements: int, seed: int = 0) -> list[dict[
 
 
 def _codec(codec: Codec, inputs: Mapping[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {"codec": codec.name, "spec": codec.spec()}
+    found: dict[str, Any] = {"codec": short(codec), "spec": codec.spec()}
     for name, x in inputs.items():
         found[name], bits = _lost(codec, np.asarray(x, dtype=np.float32))
         found.setdefault("bits_per_element", bits)

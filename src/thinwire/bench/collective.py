@@ -23,6 +23,7 @@ from thinwire.bench import calibrate
 from thinwire.bench.oracle import part, tensor_of
 from thinwire.codec.base import Codec
 from thinwire.codec.cast import Raw
+from thinwire.codec.registry import short
 from thinwire.collective import shard
 from thinwire.collective.transport import of
 from thinwire.errors import ConfigError
@@ -79,8 +80,8 @@ def measure(
         raise ConfigError(f"ranks={transport.size} has no link to measure; allowed: 2 or more")
     progress("measuring the link and the codecs")
     network = calibrate.network(transport)
-    machines = {codec.name: calibrate.machine(transport, codec) for codec in codecs if not isinstance(codec, Raw)}
-    gathered = {codec.name for codec in codecs if codec.sums == "all_gather"}
+    machines = {short(codec): calibrate.machine(transport, codec) for codec in codecs if not isinstance(codec, Raw)}
+    gathered = {short(codec) for codec in codecs if codec.sums == "all_gather"}
     rows: list[dict[str, Any]] = []
     for size in sizes:
         progress(f"{size / 1e6:g} MB")
@@ -200,7 +201,7 @@ def _torch_bf16() -> Method:
 def _ours(codec: Codec, n: int) -> Method:
     reducer = Reducer(of(), codec)
     bits = codec.expected_bits(n)
-    return Method(name=codec.name, codec=codec, run=reducer.all_reduce, bits=bits, shards=reducer.shards(n))
+    return Method(name=short(codec), codec=codec, run=reducer.all_reduce, bits=bits, shards=reducer.shards(n))
 
 
 def _wrong(method: Method, found: F32, tensors: list[F32], exact: npt.NDArray[np.float64]) -> int:

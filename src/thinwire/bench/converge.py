@@ -16,12 +16,13 @@ from typing import Final
 import torch
 from torch import nn
 
-from thinwire.codec.base import Codec
 from thinwire.codec.cast import Raw
 from thinwire.errors import ConfigError, unknown_name
 from thinwire.feedback.deep_gradient import DeepGradient
 from thinwire.feedback.specs import parse, spec_of
 from thinwire.optim.simulated import SimulatedOneBitAdam
+from thinwire.policy.choice import Choice, short
+from thinwire.training.assignment import kernels_of
 from thinwire.training.simulate import Simulation
 from thinwire.workloads.base import Batch, Workload
 from thinwire.workloads.loop import effective_bits, held_out_sums
@@ -61,12 +62,12 @@ class Settings:
 class Contestant:
     """A codec and the spec of a form of feedback, or "off"."""
 
-    codec: Codec
+    codec: Choice
     feedback: str
 
     @property
     def label(self) -> str:
-        return self.codec.name if self.feedback == "off" else f"{self.codec.name} {self.feedback}"
+        return short(self.codec) if self.feedback == "off" else f"{short(self.codec)} {self.feedback}"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -110,14 +111,14 @@ def forms(names: str) -> list[str]:
     return found
 
 
-def contestants(codecs: Sequence[Codec], baselines: Sequence[Codec], feedback: Sequence[str]) -> list[Contestant]:
+def contestants(codecs: Sequence[Choice], baselines: Sequence[Choice], feedback: Sequence[str]) -> list[Contestant]:
     """The baselines without feedback, then every codec that has something to feed back with each form of it. Each once.
 
     Deep Gradient Compression is for sparse codecs; others do without it. Raises ConfigError if there is no sparse one.
     """
     made = [Contestant(codec=codec, feedback="off") for codec in baselines]
     for codec, form in itertools.product(codecs, feedback):
-        if not _is_deep(form) or codec.sums == "all_gather":
+        if not _is_deep(form) or all(one.sums == "all_gather" for one in kernels_of(codec)):
             made.append(Contestant(codec=codec, feedback="off" if isinstance(codec, Raw) else form))
     if any(map(_is_deep, feedback)) and not any(_is_deep(one.feedback) for one in made):
         raise ConfigError(f"codecs={','.join(one.name for one in codecs)} and feedback=dgc: none is sparse; allowed: topk")
@@ -162,7 +163,7 @@ def train(
         train_loss=train_loss,
         nmse=statistics.fmean(errors),
         wire_bytes_per_step=sent,
-        bits_per_element=effective_bits(sent, ranks.share.total, settings.ranks, contestant.codec),
+        bits_per_element=effective_bits(sent, ranks.share.total, settings.ranks, ranks.share.bits_per_element),
         replicas_identical=ranks.identical,
         seconds=time.perf_counter() - start,
         curve_steps=steps,

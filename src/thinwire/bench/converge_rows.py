@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, cast
 
 from thinwire.bench.converge import Contestant, Run, Settings
-from thinwire.codec.registry import from_spec
 from thinwire.errors import ConfigError
+from thinwire.policy.choice import from_spec, short
 
 Runs = dict[Contestant, dict[int, Run]]
 """Finished runs by contestant and seed."""
@@ -46,7 +46,7 @@ def _row(
     difference = statistics.fmean(differences) if differences else None
     accuracy = statistics.fmean(run.accuracy for run in found)
     return {
-        "codec": contestant.codec.name,
+        "codec": short(contestant.codec),
         "spec": contestant.codec.spec(),
         "feedback": contestant.feedback,
         "bits_per_element": statistics.fmean(run.bits_per_element for run in found),

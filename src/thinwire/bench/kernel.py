@@ -20,6 +20,7 @@ from rich.progress import track
 from thinwire.bench import entropy
 from thinwire.bench.hivemind import measure_hivemind
 from thinwire.codec.base import Codec
+from thinwire.codec.registry import short
 from thinwire.kernels import ops
 from thinwire.kernels.threads import get_num_threads, set_num_threads
 
@@ -72,7 +73,7 @@ def _codec(codec: Codec, x: F32, repeat: int) -> list[dict[str, Any]]:
     wrong = count_wrong(codec, x[:, :_CHECKED])
     return [
         {
-            "codec": codec.name,
+            "codec": short(codec),
             "op": op,
             "bits_per_element": codec.measured_bits(wire, n),
             "gbps_in": x.nbytes / seconds[op] / 1e9,

@@ -7,6 +7,7 @@ import numpy.typing as npt
 
 from thinwire.codec import Codec
 from thinwire.collective import shard
+from thinwire.collective.legs import Wire, legs_of
 from thinwire.kernels import ops
 
 F32 = npt.NDArray[np.float32]
@@ -34,10 +35,10 @@ def summed(tensors: list[F32], codec: Codec, owner: int, span: slice) -> F32:
     return total
 
 
-def all_reduced(tensors: list[F32], codec: Codec, op: str, segment: int = shard.SEGMENT) -> F32:
+def all_reduced(tensors: list[F32], codec: Wire, op: str, segment: int = shard.SEGMENT) -> F32:
     """All shards and segments."""
     ranks, n = len(tensors), tensors[0].size
-    one = codec.sums == "all_gather"
+    one = isinstance(codec, Codec) and codec.sums == "all_gather"
     shards = shard.Shards(n=n, ranks=1, size=n, segment=segment) if one else shard.even(n, ranks, segment)
     out = np.empty(n, dtype=np.float32)
     for owner in range(shards.ranks):
@@ -47,14 +48,15 @@ def all_reduced(tensors: list[F32], codec: Codec, op: str, segment: int = shard.
     return out
 
 
-def part(tensors: list[F32], codec: Codec, op: str, owner: int, span: slice) -> F32:
+def part(tensors: list[F32], codec: Wire, op: str, owner: int, span: slice) -> F32:
     """One segment of a shard: both shots, or the sum of all ranks' rows in rank order."""
     if span.stop <= span.start:
         return np.empty(0, dtype=np.float32)
-    if codec.sums == "all_gather":
+    if isinstance(codec, Codec) and codec.sums == "all_gather":
         gathered = roundtrip(codec, tensors[0][span])
         for tensor in tensors[1:]:
             gathered += roundtrip(codec, tensor[span])
         return gathered / np.float32(len(tensors)) if op == "mean" else gathered
-    total = summed(tensors, codec, owner, span)
-    return roundtrip(codec, total / np.float32(len(tensors)) if op == "mean" else total)
+    first, second = legs_of(codec)
+    total = summed(tensors, first, owner, span)
+    return roundtrip(second, total / np.float32(len(tensors)) if op == "mean" else total)

@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.bench.hooks import HOOKS, ONE_BUCKET_MB, Register
 from thinwire.codec.base import Codec
+from thinwire.codec.registry import short
 from thinwire.collective.transport import of
 from thinwire.training.ddp import compress
 from thinwire.workloads.base import Workload
@@ -53,7 +54,7 @@ def race(
     """A row a contestant; every rank gets the same but for its times. ``progress`` hears each contestant's name and step."""
     contestants: dict[str, Register] = dict(HOOKS)
     for codec in codecs:
-        contestants[codec.name] = _ours(codec)
+        contestants[short(codec)] = _ours(codec)
     going = {name: _run(workload, name, register, goal, seed) for name, register in contestants.items()}
     rows: dict[str, dict[str, Any]] = {}
     while len(rows) < len(going):

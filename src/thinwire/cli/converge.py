@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from thinwire.cli.options import parse_codecs
+from thinwire.cli.options import parse_choices
 from thinwire.cli.output import check_json
 from thinwire.codec import codec as resolve
 from thinwire.errors import ConfigError
@@ -41,7 +41,7 @@ def converge(
 
     One process plays all ranks: results have the bits that real ranks would give.
     """
-    chosen = parse_codecs(codecs)
+    chosen = parse_choices(codecs)
     _check(ranks=ranks, steps=steps, seeds=seeds, every=every, threads=threads, batch=batch, lr=lr)
     check_json(json)
     if resume and (json is None or not json.is_file()):

@@ -15,12 +15,12 @@ from typing import Annotated, Any
 import typer
 
 from thinwire.cli import links
-from thinwire.cli.options import parse_codecs
+from thinwire.cli.options import parse_choices
 from thinwire.cli.output import check_json
 from thinwire.cli.ranks import is_rank, start_ranks
-from thinwire.codec.base import Codec
 from thinwire.errors import ConfigError
 from thinwire.lab import Topology
+from thinwire.policy.choice import Choice
 
 app = typer.Typer(help="Train a small, real job with several codecs and compare them.", no_args_is_help=True)
 
@@ -86,7 +86,7 @@ def mnist(
     """Handwritten digits, a convolutional network of 216,650 parameters, SGD with momentum."""
     options = Options(ranks=ranks, epochs=epochs, seed=seed, steps=steps, threads=threads, feedback=feedback, json=json)
     lab = links.topology(ranks, link, delay, jitter, loss, hosts, schedule, precise=True)
-    codecs = parse_codecs(codec)
+    codecs = parse_choices(codec)
     from thinwire.workloads import download as fetch
     from thinwire.workloads.mnist import Mnist, MnistConfig
 
@@ -120,7 +120,7 @@ def gpt(
     """Bytes of text, a transformer of 3.3 million parameters, AdamW. An epoch is 100 steps."""
     options = Options(ranks=ranks, epochs=epochs, seed=seed, steps=steps, threads=threads, feedback=feedback, json=json)
     lab = links.topology(ranks, link, delay, jitter, loss, hosts, schedule, precise=True)
-    codecs = parse_codecs(codec)
+    codecs = parse_choices(codec)
     from thinwire.workloads.gpt import GptConfig, GptWorkload
 
     workload = GptWorkload(data, GptConfig(**_given(lr=lr, batch=batch)))
@@ -134,7 +134,7 @@ def _given(**options: float | int | None) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
-def _go(workload: object, codecs: list[Codec], options: Options, lab: Topology | None) -> None:
+def _go(workload: object, codecs: list[Choice], options: Options, lab: Topology | None) -> None:
     if not is_rank():
         start_ranks(lab, options.ranks, options.threads)
         return

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from thinwire.cli.output import console, print_table, write_json
+from thinwire.policy.choice import short
 from thinwire.workloads.base import Workload
 from thinwire.workloads.loop import Report, Result, Run, train
 
@@ -43,7 +44,7 @@ def run_rank(workload: Workload, runs: list[Run], threads: int | None, json: Pat
             train(workload, runs)
             return
         print(_heading(workload, runs, dist.get_world_size()), flush=True)
-        with _reports([run.codec.name for run in runs], workload.steps(dist.get_world_size())) as reports:
+        with _reports([short(run.codec) for run in runs], workload.steps(dist.get_world_size())) as reports:
             results = train(workload, runs, reports)
         rows = _rows(results)
         print_table(rows, COLUMNS)
@@ -53,7 +54,7 @@ def run_rank(workload: Workload, runs: list[Run], threads: int | None, json: Pat
 
 
 def _heading(workload: Workload, runs: list[Run], ranks: int) -> str:
-    run, names = runs[0], ", ".join(one.codec.name for one in runs)
+    run, names = runs[0], ", ".join(short(one.codec) for one in runs)
     length = f"{run.epochs} epochs" if run.steps is None else f"at most {run.steps} steps"
     size = f"{ranks} ranks, {torch.get_num_threads()} thread(s) each"
     return f"{workload.name}: {size}, {length}, seed {run.seed}, each with {names}; {workload.data}"

@@ -11,9 +11,9 @@ import types
 from typing import Any
 
 from thinwire.codec.base import Codec
-from thinwire.codec.registry import REGISTRY, codec, describe, from_spec
+from thinwire.codec.registry import REGISTRY, codec, describe, from_spec, short
 
-__all__ = ["REGISTRY", "Codec", "codec", "describe", "from_spec"]
+__all__ = ["REGISTRY", "Codec", "codec", "describe", "from_spec", "short"]
 
 
 class _CallablePackage(types.ModuleType):

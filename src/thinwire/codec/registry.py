@@ -80,6 +80,19 @@ def from_spec(spec: str) -> Codec:
     return made
 
 
+def short(made: Codec) -> str:
+    """What a person would type, and tables show: the name, and the fields that differ from what it stands for alone.
+
+    :func:`codec` reads it; two codecs that differ in a field have two of them, where ``name`` would be the same.
+    """
+    if isinstance(made, Wrapper):
+        head, base = f"{made.label}({short(made.inner)})", WRAPPERS[made.label](inner=made.inner)
+    else:
+        head, base = made.name, REGISTRY[made.name]
+    told = [name for name in made.field_names() if name != "inner" and getattr(made, name) != getattr(base, name)]
+    return ";".join([head, *(f"{name}={text(getattr(made, name))}" for name in told)])
+
+
 def _parse(spec: Any, depth: int) -> Codec:
     """``name;field=value;...``, where the name may be ``wrapper(the same for the inner codec)``."""
     head, parts = _split(spec) if isinstance(spec, str) else (spec, [])

@@ -34,6 +34,10 @@ class AllGatherSum:
         self.buffers = Buffers()
         self._flight: deque[tuple[Pending, Callable[[], None]]] = deque()
 
+    def use(self, codec: Codec) -> None:
+        """Take ``codec`` from the next call on."""
+        self.codec = codec
+
     def all_reduce(self, x: torch.Tensor, shards: Shards, op: Op, error: torch.Tensor | None = None) -> None:
         """Sum or mean of ``x`` over the ranks, in place, in the segments of the one shard that ``shards`` has.
 

@@ -22,6 +22,7 @@ import torch
 from thinwire.codec.base import Codec
 from thinwire.collective.base import Noise, Peers, Pending
 from thinwire.collective.buffers import Buffers
+from thinwire.collective.legs import Wire, legs_of
 from thinwire.collective.shard import Shards
 from thinwire.metrics import Recorder
 
@@ -29,16 +30,21 @@ Op = Literal["mean", "sum"]
 
 
 class TwoShot:
-    """The collective over one group with one codec. Tensors are flat, contiguous fp32 on the CPU.
+    """The collective over one group. Tensors are flat, contiguous fp32 on the CPU.
 
     Buffers are kept between calls; one thread uses an instance at a time, and all ranks call in the same order.
     """
 
-    def __init__(self, transport: Peers, codec: Codec, recorder: Recorder, noise: Noise) -> None:
-        self.transport, self.codec, self.recorder, self._noise = transport, codec, recorder, noise
+    def __init__(self, transport: Peers, codec: Wire, recorder: Recorder, noise: Noise) -> None:
+        self.transport, self.recorder, self._noise = transport, recorder, noise
+        self._first, self._second = legs_of(codec)
         self._flight: deque[tuple[int | None, Pending, Callable[[], None]]] = deque()
         self._in_flight = 3
         self.buffers = Buffers()
+
+    def use(self, codec: Wire) -> None:
+        """Take ``codec`` from the next call on."""
+        self._first, self._second = legs_of(codec)
 
     def all_reduce(self, x: torch.Tensor, shards: Shards, op: Op, error: torch.Tensor | None = None) -> None:
         """Sum or mean of ``x`` over the ranks, in place. ``error`` receives what this rank must add to its next tensor."""
@@ -83,7 +89,7 @@ class TwoShot:
         for step in range(1, ranks):
             to, source = (me + step) % ranks, (me - step) % ranks
             span = shards.span(to, k)
-            send = self._encode(x[span], None if error is None else error[span])
+            send = self._encode(self._first, x[span], None if error is None else error[span])
             self._post(k, send, to, mine, source, target, add=True)
 
     def _share(self, k: int, x: torch.Tensor, shards: Shards, op: Op, error: torch.Tensor | None) -> None:
@@ -93,7 +99,7 @@ class TwoShot:
         own, lost = x[mine], None if error is None else error[mine]
         if op == "mean":
             own.div_(ranks)
-        send = self._encode(own, lost)
+        send = self._encode(self._second, own, lost)
         if op == "mean" and lost is not None:
             lost.mul_(ranks)
         for step in range(1, ranks):
@@ -101,41 +107,41 @@ class TwoShot:
             self._post(None, send, to, shards.span(source, k), source, x, add=False, shared=step < ranks - 1)
         if send is not None:
             # While it is on its way. The buffer is returned with its last message, which is the newest and still in flight.
-            self._decode(send, own, add=False)
+            self._decode(self._second, send, own, add=False)
 
-    def _encode(self, x: torch.Tensor, error: torch.Tensor | None) -> torch.Tensor | None:
+    def _encode(self, codec: Codec, x: torch.Tensor, error: torch.Tensor | None) -> torch.Tensor | None:
         """The row of one message in a buffer of ours, or None for an empty one."""
         if not x.numel():
             return None
-        wire = self.buffers.borrow(self.codec.wire_bytes(x.numel()))
+        wire = self.buffers.borrow(codec.wire_bytes(x.numel()))
         with self.recorder.timed("encode_seconds"):
             lost = None if error is None else error[None]
-            self.codec.encode(x[None], out=wire[None], error=lost, seed=self._noise.seed())
+            codec.encode(x[None], out=wire[None], error=lost, seed=self._noise.seed())
         return wire
 
-    def _decode(self, wire: torch.Tensor, out: torch.Tensor, add: bool) -> None:
+    def _decode(self, codec: Codec, wire: torch.Tensor, out: torch.Tensor, add: bool) -> None:
         with self.recorder.timed("decode_seconds"):
-            self.codec.decode(wire[None], out.numel(), out=out[None], add=add)
+            codec.decode(wire[None], out.numel(), out=out[None], add=add)
 
     def _post(
         self, summand: int | None, send: torch.Tensor | None, to: int, span: slice, source: int,
         target: torch.Tensor | _At, add: bool, shared: bool = False,
     ) -> None:  # fmt: skip
         """Start one exchange; what arrives is for ``span`` of ``target``, and part of the sum of segment ``summand``."""
-        count = span.stop - span.start
-        receive = self.buffers.borrow(self.codec.wire_bytes(count)) if count else None
-        varies = self.codec.variable and not self.transport.fixed_sizes
-        part = send if send is None or not varies else send[: self.codec.message_bytes(send)]
+        count, codec = span.stop - span.start, self._first if add else self._second
+        receive = self.buffers.borrow(codec.wire_bytes(count)) if count else None
+        varies = codec.variable and not self.transport.fixed_sizes
+        part = send if send is None or not varies else send[: codec.message_bytes(send)]
 
         def finish() -> None:
             if receive is not None:
-                self.recorder.add(bytes_received=self.codec.message_bytes(receive) if varies else receive.numel())
-                self._decode(receive, target[span], add)
+                self.recorder.add(bytes_received=codec.message_bytes(receive) if varies else receive.numel())
+                self._decode(codec, receive, target[span], add)
                 self.buffers.give_back(receive)
             if send is not None and not shared:
                 self.buffers.give_back(send)
 
-        pending = self.transport.exchange(part, to, receive, source, self.codec.stated_bytes if varies else None)
+        pending = self.transport.exchange(part, to, receive, source, codec.stated_bytes if varies else None)
         self.recorder.add(bytes_sent=0 if part is None else part.numel())
         self._flight.append((summand, pending, finish))
         while len(self._flight) > self._in_flight:

@@ -21,8 +21,8 @@ import dataclasses
 import math
 from typing import ClassVar, final
 
-from thinwire.codec.base import Codec
 from thinwire.codec.topk import TopK
+from thinwire.collective.legs import Wire
 from thinwire.errors import ConfigError
 from thinwire.feedback.forms import Feedback
 
@@ -70,7 +70,7 @@ def _check(name: str, value: object, good: bool, allowed: str) -> None:
         raise ConfigError(f"{name}={value!r} is out of range; allowed: {allowed}")
 
 
-def require_sparse(codec: Codec) -> TopK:
+def require_sparse(codec: Wire) -> TopK:
     """The codec, if :class:`DeepGradient` can be used with it. Raises ConfigError if not."""
     if not isinstance(codec, TopK):
         raise ConfigError(f"codec={codec.name!r} is not sparse, which feedback=DeepGradient(...) needs; allowed: 'topk'")

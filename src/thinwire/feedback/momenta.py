@@ -8,7 +8,8 @@ from typing import Final
 
 import torch
 
-from thinwire.codec.base import Codec
+from thinwire.codec.topk import TopK
+from thinwire.collective.legs import Wire
 from thinwire.feedback.deep_gradient import DeepGradient, require_sparse
 from thinwire.feedback.residuals import Residuals
 
@@ -22,10 +23,9 @@ class Momenta:
     It stands where :class:`~thinwire.feedback.Residuals` do, and is committed as a whole like those.
     """
 
-    def __init__(self, rule: DeepGradient, sizes: Mapping[str, int], codec: Codec, ranks: int) -> None:
-        """Raises ConfigError for a codec that is not sparse."""
+    def __init__(self, rule: DeepGradient, sizes: Mapping[str, int], ranks: int) -> None:
         self.rule, self.steps = rule, 0
-        self._codec, self._ranks = require_sparse(codec), ranks
+        self._ranks = ranks
         self._velocity, self._accumulated = Residuals(sizes), Residuals(sizes)
         self._alone: list[tuple[str, ...]] = []
         self._sent = torch.empty(0)
@@ -36,10 +36,9 @@ class Momenta:
         """Whether a step must see all buckets before it sends one."""
         return self.rule.clip is not None
 
-    @property
-    def codec(self) -> Codec:
-        """What this step sends with."""
-        return self.rule.codec_at(self._codec, self.steps)
+    def codec_of(self, codec: Wire) -> TopK:
+        """What this step sends in place of ``codec``."""
+        return self.rule.codec_at(require_sparse(codec), self.steps)
 
     @property
     def parts(self) -> dict[str, Residuals]:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from thinwire.codec.base import Codec
+from thinwire.codec.cast import Raw
 from thinwire.errors import ConfigError
 from thinwire.feedback.deep_gradient import DeepGradient, require_sparse
 from thinwire.feedback.forms import Decayed, Feedback, MovingAverage, Plain
@@ -23,14 +24,15 @@ FORMS: Final[Mapping[str, type[Feedback]]] = {form.label: form for form in (Plai
 _WORDS: Final[Mapping[str, bool | None]] = {"true": True, "false": False, "none": None}
 
 
-def form_of(feedback: object, codec: Codec) -> Feedback | None:
-    """What ``feedback=`` of ``compress`` means; None for no feedback.
+def form_of(feedback: object, *codecs: Codec) -> Feedback | None:
+    """What ``feedback=`` of ``compress`` means with these codecs; None for no feedback, which is the default if none asks for it.
 
     Raises ConfigError for anything else, and for DeepGradient with a codec that is not sparse.
     """
-    form = _form_of(codec.feedback_default if feedback is None else feedback)
+    form = _form_of(any(one.feedback_default for one in codecs) if feedback is None else feedback)
     if isinstance(form, DeepGradient):
-        require_sparse(codec)
+        for one in [one for one in codecs if not isinstance(one, Raw)] or codecs:
+            require_sparse(one)
     return form
 
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from thinwire.codec import Codec
+from thinwire.codec import Codec, short
 from thinwire.collective import shard
 from thinwire.inspect.statistics import F32, F64, chunks
 
@@ -52,10 +52,10 @@ def loss(tensors: Sequence[F32], codec: Codec) -> Loss:
     sent = [_sent(codec, x, rows, seed=rank * len(rows)) for rank, x in enumerate(tensors)]
     lost = math.fsum(_distance(x, y) for x, y in zip(tensors, sent, strict=True))
     squares = math.fsum(float(part @ part) for x in tensors for part in chunks(x))
-    bits = codec.bits_per_element(shard.SEGMENT)
+    bits = codec.expected_bits(shard.SEGMENT)
     result = None if ranks == 1 else _gathered(sent) if gathered else _two_shot(tensors, sent, codec, rows)
     mean = None if result is None else _mean_nmse(tensors, result)
-    return Loss(codec=codec.name, bits_per_element=bits, nmse=_ratio(lost, squares), mean_nmse=mean)
+    return Loss(codec=short(codec), bits_per_element=bits, nmse=_ratio(lost, squares), mean_nmse=mean)
 
 
 def _sent(codec: Codec, x: F32, rows: Sequence[_Row], seed: int) -> F32:

@@ -246,10 +246,21 @@ def _lose(tile: Any, error: Any, places: Any, values: Any, count: int) -> None:
         error[places[i]] -= values[i]
 
 
+@inline
+def _record(at: int, m: int, k: int, chunk: int, bits: int) -> Any:
+    """Of the chunk of ``m`` elements at ``at``: entries, lower bits of a position, where its parts begin, and its end."""
+    count = _entries(m, k, chunk)
+    low = _low_bits(m, count)
+    first = at // chunk * _record_bytes(chunk, k, chunk, bits)
+    marks_at = first + SCALE_BYTES
+    lower_at = marks_at + _map_bytes(m, count, low)
+    codes_at = lower_at + _field_bytes(count, low)
+    return count, low, first, marks_at, lower_at, codes_at, codes_at + _field_bytes(count, bits)
+
+
 @kernel(READ_BYTES, INT, BYTES, INT, INT, INT, INT, INT, FLOATS)
 def topk_encode(x: Any, kind: int, wire: Any, start: int, stop: int, k: int, chunk: int, bits: int, error: Any) -> None:
     """Encode elements [start, stop) of a row; ``start`` is a multiple of the chunk. ``error`` may be empty."""
-    full = _record_bytes(chunk, k, chunk, bits)
     scratch = np.empty(chunk, np.uint32)
     keys, places, codes = np.empty(chunk + LANES, np.int32), np.empty(chunk + 2, np.int32), np.empty(chunk, np.int32)
     values = np.empty(chunk, np.float32)
@@ -258,13 +269,7 @@ def topk_encode(x: Any, kind: int, wire: Any, start: int, stop: int, k: int, chu
         m = min(chunk, stop - at)
         tile = load_tile(x, kind, at, at + m, scratch)
         patterns = tile.view(np.uint32)
-        count = _entries(m, k, chunk)
-        low = _low_bits(m, count)
-        first = at // chunk * full
-        marks_at = first + SCALE_BYTES
-        lower_at = marks_at + _map_bytes(m, count, low)
-        codes_at = lower_at + _field_bytes(count, low)
-        end = codes_at + _field_bytes(count, bits)
+        count, low, first, marks_at, lower_at, codes_at, end = _record(at, m, k, chunk, bits)
         if not _choose(patterns, count, keys, places):
             wire[first] = np.uint8(BF16_NAN & 0xFF)
             wire[first + 1] = np.uint8(BF16_NAN >> 8)
@@ -286,19 +291,15 @@ def topk_encode(x: Any, kind: int, wire: Any, start: int, stop: int, k: int, chu
 @kernel(READ_BYTES, FLOATS, INT, INT, INT, INT, INT, BOOL)
 def topk_decode(wire: Any, out: Any, start: int, stop: int, k: int, chunk: int, bits: int, add: bool) -> None:
     """Decode elements [start, stop) of a row, or add them to ``out``, which is touched at the entries only."""
-    full = _record_bytes(chunk, k, chunk, bits)
     half = np.int32(1 << (bits - 1))
-    places, codes = np.empty(chunk, np.int32), np.empty(chunk, np.int32)
+    # For the entries of the longest chunk that is there: a header's fields alone allocate nothing.
+    most = _entries(min(chunk, stop - start), k, chunk)
+    places, codes = np.empty(most, np.int32), np.empty(most, np.int32)
     pattern = np.empty(1, np.uint32)
     for at in range(start, stop, chunk):
         m = min(chunk, stop - at)
         target = out[at : at + m]
-        count = _entries(m, k, chunk)
-        low = _low_bits(m, count)
-        first = at // chunk * full
-        marks_at = first + SCALE_BYTES
-        lower_at = marks_at + _map_bytes(m, count, low)
-        codes_at = lower_at + _field_bytes(count, low)
+        count, low, first, marks_at, lower_at, codes_at, end = _record(at, m, k, chunk, bits)
         pattern[0] = (np.uint32(wire[first]) << np.uint32(16)) | (np.uint32(wire[first + 1]) << np.uint32(24))
         if pattern[0] & np.uint32(0x7F800000) == np.uint32(0x7F800000):
             target[:] = np.float32(np.nan)
@@ -307,7 +308,7 @@ def topk_decode(wire: Any, out: Any, start: int, stop: int, k: int, chunk: int, 
             target[:] = np.float32(0)
         scale = pattern.view(np.float32)[0]
         found = _read_places(wire[marks_at:lower_at], wire[lower_at:codes_at], count, low, places)
-        _unpack(wire[codes_at : codes_at + _field_bytes(count, bits)], count, bits, codes)
+        _unpack(wire[codes_at:end], count, bits, codes)
         for i in range(found):
             if places[i] < m:
                 target[places[i]] += np.float32(codes[i] - half) * scale

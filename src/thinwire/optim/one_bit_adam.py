@@ -45,10 +45,10 @@ from thinwire.optim.ranks import Connected, Ranks, names_of, ranks_of
 from thinwire.optim.schedule import Schedule, schedule_of
 from thinwire.reducer import Reducer
 from thinwire.training import state as checkpoint
+from thinwire.training.assignment import assign
 from thinwire.training.checks import check_parameters, compile_kernels
 from thinwire.training.ddp import MIN_ELEMENTS
 from thinwire.training.hook import is_compressed
-from thinwire.training.reduction import travels_compressed
 from thinwire.training.share import Share, share_of
 
 _KEY: Final = "thinwire"
@@ -96,7 +96,7 @@ class OneBitAdam(torch.optim.Optimizer):
         self._numbers = {id(p): number for number, p in enumerate(self._every)}
         self._parameters = dict(zip(names_of(self._every, named), self._every, strict=True))
         check_parameters(self._parameters)
-        self.share.check(made, len(self._every), min_elements)
+        self._assignment = assign(made, self._parameters, min_elements)
         if ddp is not None:
             check_covers(named, self._every, group, is_compressed(ddp))
         recorder = Recorder()
@@ -104,7 +104,9 @@ class OneBitAdam(torch.optim.Optimizer):
         self._ranks = ranks = ranks_of(ddp.process_group if ddp is not None else group, streams, timeout)
         self._agree(ranks)
         self._reducer = Reducer(ranks.peers, made, recorder)
-        self._exchange = Exchange(self._reducer, self._every, [self._compressed(p) for p in self._every], self._form)
+        self._exchange = Exchange(
+            self._reducer, self._every, [name in self._assignment.codecs for name in self._parameters], self._form
+        )
         self._gate = Gate(ddp, ranks, self._reducer) if ddp is not None and isinstance(ranks, Connected) else None
         self.steps = 0
         """Steps that were taken; those with a NaN or Inf on any rank are not."""
@@ -122,7 +124,7 @@ class OneBitAdam(torch.optim.Optimizer):
     @property
     def share(self) -> Share:
         """Elements whose momentum travels compressed and uncompressed, and the names of the latter."""
-        return share_of(self._parameters, self._compressed)
+        return share_of(self._parameters, self._assignment)
 
     def summary(self) -> str:
         """One line for people: codec, bits, threshold, and what goes uncompressed."""
@@ -264,9 +266,6 @@ class OneBitAdam(torch.optim.Optimizer):
         """Tell DDP's hook what the next backward is for."""
         if self._gate is not None:
             self._gate.exact, self._gate.averaged = self.exact, False
-
-    def _compressed(self, parameter: torch.Tensor) -> bool:
-        return travels_compressed(parameter, self._codec, self._min_elements)
 
     def _origin(self) -> checkpoint.Origin:
         steps = 0 if self._exchange.residuals is None else self._exchange.residuals.steps

@@ -8,36 +8,47 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 
+from thinwire.training.assignment import Assignment, Part, parts_of
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Layout:
-    """A bucket's parameters in order, the spans of those that travel uncompressed, and whether these are all."""
+    """A bucket's parameters in order, the spans of those that travel uncompressed, and the tensors that travel compressed."""
 
     names: tuple[str, ...]
     exact: tuple[slice, ...]
-    compressed: bool
+    parts: tuple[Part, ...]
     sizes: tuple[int, ...]
 
+    @property
+    def compressed(self) -> bool:
+        """Whether anything travels compressed."""
+        return bool(self.parts)
 
-def layout_of(names: Sequence[str], parameters: Sequence[torch.Tensor], compressed: Callable[[torch.Tensor], bool]) -> Layout:
+    def pieces(self, payload: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Each parameter's part of the bucket."""
+        return dict(zip(self.names, payload.split(self.sizes), strict=True))
+
+
+def layout_of(names: Sequence[str], parameters: Sequence[torch.Tensor], assignment: Assignment) -> Layout:
     """The layout of a bucket that holds ``parameters`` one after another, as DDP fills it. Neighbouring spans are joined."""
     exact: list[slice] = []
-    start, found = 0, False
-    for parameter in parameters:
-        stop = start + parameter.numel()
-        if compressed(parameter):
-            found = True
+    start, sizes = 0, tuple(p.numel() for p in parameters)
+    for name, size in zip(names, sizes, strict=True):
+        stop = start + size
+        if name in assignment.codecs:
+            pass
         elif exact and exact[-1].stop == start:
             exact[-1] = slice(exact[-1].start, stop)
         elif stop > start:
             exact.append(slice(start, stop))
         start = stop
-    return Layout(names=tuple(names), exact=tuple(exact), compressed=found, sizes=tuple(p.numel() for p in parameters))
+    return Layout(names=tuple(names), exact=tuple(exact), parts=parts_of(names, sizes, assignment), sizes=sizes)
 
 
 def shaped_like(flat: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:

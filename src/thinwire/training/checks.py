@@ -7,8 +7,9 @@ from collections.abc import Mapping
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from thinwire.codec.base import Codec
 from thinwire.errors import ConfigError
+from thinwire.policy.choice import Choice
+from thinwire.training.assignment import kernels_of
 
 
 def unwrapped(model: torch.nn.Module) -> DistributedDataParallel:
@@ -35,11 +36,12 @@ def check_arguments(min_elements: object, verify_every: object) -> None:
         raise ConfigError(f"verify_every={verify_every!r} is out of range; allowed: 1 or more, or None for never")
 
 
-def compile_kernels(codec: Codec) -> None:
+def compile_kernels(choice: Choice) -> None:
     """Compile what a step calls, so that no step waits for it, or for a rank that was lost while it compiled."""
-    x = torch.zeros(1, 256)
-    wire = codec.encode(x, error=torch.empty_like(x))
-    codec.decode(wire, 256, out=x, add=True)
+    for codec in kernels_of(choice):
+        x = torch.zeros(1, 256)
+        wire = codec.encode(x, error=torch.empty_like(x))
+        codec.decode(wire, 256, out=x, add=True)
 
 
 def check_parameters(parameters: Mapping[str, torch.Tensor]) -> None:

@@ -6,6 +6,7 @@ so backward continues while the worker encodes and sends. Nothing waits inside a
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import math
 import time
@@ -17,24 +18,26 @@ from typing import Any, Final
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from thinwire.codec import codec as resolve
-from thinwire.codec.base import Codec
 from thinwire.codec.cast import Raw
 from thinwire.collective.handshake import agree
-from thinwire.errors import ConfigError
+from thinwire.controller import Controller
+from thinwire.errors import ConfigError, DisagreementError
 from thinwire.feedback.forms import Feedback
 from thinwire.feedback.specs import form_of, spec_of
 from thinwire.kernels.threads import set_num_threads
 from thinwire.metrics import Recorder, Stats
 from thinwire.overlap import worker_of
+from thinwire.policy.choice import Choice, ChoiceLike, resolve
+from thinwire.policy.patterns import Patterns
 from thinwire.reducer import Reducer
 from thinwire.training import state
+from thinwire.training.assignment import assign, controller_for, kernels_of, tied_names
 from thinwire.training.bucket import Held, as_payload, layout_of, regrouped, share_out
 from thinwire.training.checks import check_arguments, check_parameters, compile_kernels, unwrapped
 from thinwire.training.hook import is_compressed, raise_after_backward, register
 from thinwire.training.optimizers import watch_optimizers
 from thinwire.training.payoff import Payoff
-from thinwire.training.reduction import Reduction, residuals_for, travels_compressed
+from thinwire.training.reduction import Reduction, residuals_for
 from thinwire.training.share import Share, share_of
 from thinwire.training.verify import verify
 
@@ -43,7 +46,7 @@ MIN_ELEMENTS: Final = 256
 
 def compress(
     model: torch.nn.Module,
-    codec: str | Codec = "int8",
+    codec: ChoiceLike = "int8",
     feedback: bool | str | Feedback | None = None,
     min_elements: int = MIN_ELEMENTS,
     streams: int | None = None,
@@ -53,9 +56,11 @@ def compress(
     """Send the gradients of a DistributedDataParallel ``model`` with ``codec``; call it once, on every rank.
 
     Parameters with one dimension or fewer than ``min_elements`` elements go uncompressed (fp32); so does what
-    ``codec="none"`` names. ``feedback=True``, or "plain", adds what the wire lost of a gradient to the next one; "decay:0.95" and
-    "average:0.9" add less (feedback/forms.py; docs/training.md); ``DeepGradient(...)`` has momentum before the wire, for ``topk``
-    and SGD without momentum; None takes the codec's own default, which is on for ``topk`` only (docs/numerics.md says why).
+    ``codec="none"`` names. ``codec`` may also be ``{"*.bias": "none", "head.*": "int8", "*": "int4"}``, by the first pattern that
+    matches a parameter's name; ``"auto:4"``, bits by layer of which the average is at most that; and ``("int2", "int4")``, to
+    reduce and to gather with. ``feedback=True``, or "plain", adds what the wire lost of a gradient to the next one; "decay:0.95"
+    and "average:0.9" add less (docs/training.md); ``DeepGradient(...)`` has momentum before the wire, for ``topk`` and SGD
+    without momentum; None takes the codec's own default, which is on for ``topk`` only (docs/numerics.md says why).
     ``streams`` connections a pair of ranks; None lets a probe of the network choose. ``timeout`` seconds without a byte from a
     rank end the run; None takes the process group's.
     With ``verify_every=K``, every K-th backward hashes the parameters of all ranks and raises DisagreementError if they differ.
@@ -68,37 +73,41 @@ def compress(
     """
     ddp, made = unwrapped(model), resolve(codec)
     check_arguments(min_elements, verify_every)
-    return Handle(ddp, made, form_of(feedback, made), min_elements, streams, timeout, verify_every)
+    return Handle(ddp, made, form_of(feedback, *kernels_of(made)), min_elements, streams, timeout, verify_every)
 
 
 class Handle:
     """One compressed model: what was sent, its residuals, and the way back. Made by :func:`compress`."""
 
     def __init__(
-        self, model: DistributedDataParallel, codec: Codec, feedback: Feedback | None, min_elements: int,
+        self, model: DistributedDataParallel, codec: Choice, feedback: Feedback | None, min_elements: int,
         streams: int | None = None, timeout: float | None = None, verify_every: int | None = None,
     ) -> None:  # fmt: skip
         self.codec, self.feedback, self.min_elements = codec, feedback, min_elements
-        self._parameters = {name: p for name, p in model.module.named_parameters() if p.requires_grad}
         # All of them: one that was frozen after DDP wrapped it is still in a bucket.
-        self._names = {id(p): name for name, p in model.module.named_parameters()}
+        every = dict(model.module.named_parameters())
+        self._parameters = {name: p for name, p in every.items() if p.requires_grad}
+        self._names = {id(p): name for name, p in every.items()}
         check_parameters(self._parameters)
-        self._sparse = {id(one.weight) for one in model.module.modules() if getattr(one, "sparse", False) is True}
+        sparse = {id(one.weight) for one in model.module.modules() if getattr(one, "sparse", False) is True}
         self._verify_every, self._step = verify_every, 0
-        self.share.check(codec, len(self._parameters), min_elements)
+        self._assignment = assign(codec, every, min_elements, sparse, tied_names(model.module))
+        self._controller = controller_for(codec, every, self._assignment)
+        self._agreed = self._controller is None
+        self._parted: DisagreementError | None = None
         if is_compressed(model):
             raise ConfigError("model is compressed already; allowed: one handle a model (call its remove() first)")
         self.transport, self._worker = worker_of(model.process_group, streams, timeout)
         self._recorder = Recorder()
-        self._reducer = Reducer(self.transport, codec, self._recorder)
+        self._reducer = Reducer(self.transport, Raw(), self._recorder)
         compile_kernels(codec)
         self._worker.submit(self._agree).result()
-        sizes = {name: p.numel() for name, p in model.module.named_parameters()}
-        self._residuals = residuals_for(feedback, codec, sizes, self.transport.size)
+        sizes = {name: p.numel() for name, p in every.items()}
+        self._residuals = residuals_for(feedback, self._assignment, sizes, self.transport.size)
         self._tasks: list[Future[None]] = []
         self._told = self._unsynced = False
         self._model = weakref.ref(model)
-        self._reduction = Reduction(self._reducer, self._residuals, bool(model.find_unused_parameters))
+        self._reduction = Reduction(self._reducer, self._residuals, bool(model.find_unused_parameters), self._controller)
         self._order: state.Order = []
         self._coming: state.Order = []
         self._replay: state.Order = []
@@ -123,10 +132,14 @@ class Handle:
     @property
     def share(self) -> Share:
         """Elements that travel compressed and uncompressed, and the names of the latter."""
-        return share_of(self._parameters, self._compressed)
+        return share_of(self._parameters, self._assignment)
+
+    def assignment(self) -> list[dict[str, object]]:
+        """A row a parameter, as of the next step: ``parameter``, ``elements``, ``codec`` and ``bits_per_element``."""
+        return self._assignment.rows({name: p.numel() for name, p in self._parameters.items()})
 
     def summary(self) -> str:
-        """One line for people: codec, bits, threshold, and what goes uncompressed."""
+        """One line for people: codecs, bits, threshold, and what goes uncompressed."""
         return self.share.summary(self.codec, spec_of(self.feedback), self.min_elements)
 
     def follow(self, scaler: Any) -> None:
@@ -152,7 +165,7 @@ class Handle:
 
     def stats(self) -> Stats:
         """What this rank sent and received, the seconds by phase, and the share that went compressed, since the last call."""
-        return self._recorder.take()
+        return dataclasses.replace(self._recorder.take(), codec=self.codec.spec())
 
     def remove(self) -> None:
         """Go back to DDP's own fp32 all-reduce from the next step on. A second call does nothing."""
@@ -168,6 +181,7 @@ class Handle:
         made = state.pack(self._origin(), self.transport.rank, ranks or self.transport.size, kept, self._order, self._scale)
         named = [self.transport.rank] if ranks is None else range(ranks)
         made["messages"] = {f"rank{rank}": self._reducer.noise.messages for rank in named}
+        made["policy"] = self._controller.state() if self._controller else ""
         if ranks is not None:
             made["residuals"] = {f"rank{r}": {n: torch.zeros_like(v) for n, v in kept.items()} for r in range(ranks)}
         return made
@@ -187,6 +201,10 @@ class Handle:
         if self._residuals is not None:
             self._residuals.steps = state.feedback_steps(states)
         self._reducer.noise.messages = state.messages(states, self.transport.rank)
+        if self._controller is not None:
+            self._controller.load(state.policy(states))
+            self._assignment, self._agreed = self._assignment.changed(self._controller.decision), False
+            self._parted = None
         self._replay = order
         self._scale = scale  # the saved run's; the next step brings residuals to the scaler's
 
@@ -196,8 +214,10 @@ class Handle:
         if not self._tasks:
             self._follow_scale()  # no task is under way, and all ranks see the same scale
             self._say_if_unsynced()
-            self._reduction.follow_schedule()
             self._step += 1
+            if self._controller is not None and self.active and not self._agreed:
+                self._tasks.append(self._worker.submit(self._agree_on_decision))
+                self._agreed = True
             if self._verify_every and self.active and self._step % self._verify_every == 0:
                 self._tasks.append(self._worker.submit(self._verify))
         devices = [buffer.device] if buffer.is_cuda else None
@@ -236,6 +256,8 @@ class Handle:
     def _run(self, held: Sequence[Held], task: Callable[[], None]) -> None:
         try:
             with torch.no_grad():
+                if self._parted is not None:
+                    raise self._parted
                 task()
         except BaseException as error:  # DDP's wait must end, whatever happened
             for one in held:
@@ -263,7 +285,7 @@ class Handle:
         if buffer.layout != torch.strided:
             self._reduce_sparse(buffer, last)
             return
-        layout = layout_of(held.names, parameters, self._compressed)
+        layout = layout_of(held.names, parameters, self._assignment)
         payload = as_payload(buffer)
         if held.active:
             self._reduction.mean(payload, layout)
@@ -298,6 +320,8 @@ class Handle:
 
     def _end_step(self) -> None:
         self.finite = self._reduction.commit()
+        if self._controller is not None and self.active:
+            self._decide(self._controller)
         if not self._told and self.active:
             self._say_if_little()
         exposed = max(0.0, time.perf_counter() - self._ready_at)
@@ -320,7 +344,8 @@ class Handle:
 
     def _say_if_little(self) -> None:
         self._told = True
-        line = None if isinstance(self.codec, Raw) else self.share.little(self.min_elements)
+        # Who names parameters knows what goes uncompressed.
+        line = None if isinstance(self.codec, Raw | Patterns) else self.share.little(self.min_elements)
         if line is not None and self.transport.rank == 0:
             logging.getLogger("thinwire").warning(line)
 
@@ -330,13 +355,33 @@ class Handle:
         return state.Origin(codec=self.codec.spec(), feedback=spec_of(self.feedback), steps=steps)
 
     def _compressed_names(self) -> set[str]:
-        return {name for name, p in self._parameters.items() if self._compressed(p)}
+        return set(self._assignment.codecs) & set(self._parameters)
 
-    def _compressed(self, parameter: torch.Tensor) -> bool:
-        return travels_compressed(parameter, self.codec, self.min_elements) and id(parameter) not in self._sparse
+    def _decide(self, controller: Controller) -> None:
+        """End a step of the policy, and every so many steps take its next decision, rank 0's."""
+        seen = controller.end_step()
+        if seen is None:
+            return
+        everyone = self.transport.gather_bytes(seen)
+        said = controller.decide(everyone) if self.transport.rank == 0 else ""
+        controller.apply(self.transport.gather_text(said)[0])
+        self._assignment = self._assignment.changed(controller.decision)
+        if self.transport.rank == 0:
+            logging.getLogger("thinwire").info(f"{self.codec.name} after {controller.steps} steps: {self.share.counts()}")
+
+    def _agree_on_decision(self) -> None:
+        """States of several checkpoints may have been loaded; ranks that disagree send nothing until another one is."""
+        listing = [f"{name} {codec.spec()}" for name, codec in self._assignment.codecs.items()]
+        try:
+            agree(self.transport, "the next step", listing, steps=self._controller.steps if self._controller else 0)
+        except DisagreementError as error:
+            self._parted = error
+            raise
 
     def _agree(self) -> None:
         listing = [f"{name} {p.dtype}{list(p.shape)}" for name, p in self._parameters.items()]
+        if isinstance(self.codec, Patterns):
+            listing += [f"{name} {codec.spec()}" for name, codec in self._assignment.codecs.items()]
         facts = {"codec": self.codec.spec(), "feedback": spec_of(self.feedback), "min_elements": self.min_elements}
         facts |= {"timeout": self.transport.timeout, "verify_every": self._verify_every}
         agree(self.transport, "compress", listing, **facts)

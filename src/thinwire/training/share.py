@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import torch
 
-from thinwire.codec.base import Codec
-from thinwire.codec.cast import Raw
-from thinwire.errors import ConfigError
+from thinwire.policy.choice import Choice
+from thinwire.training.assignment import Assignment
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -19,18 +18,27 @@ class Share:
     compressed: int
     uncompressed: int
     names_uncompressed: tuple[str, ...]
+    bits_per_element: float
+    """Effective bits of a compressed element, on average; 32 if there is none."""
+    by_codec: tuple[tuple[str, int], ...]
+    """Compressed elements by the codec's name."""
 
     @property
     def total(self) -> int:
         return self.compressed + self.uncompressed
 
-    def summary(self, codec: Codec, feedback: str, min_elements: int) -> str:
+    def counts(self) -> str:
+        """Bits, and elements by codec if there are several."""
+        each = "; ".join(f"{name}: {elements:,}" for name, elements in self.by_codec)
+        return f"{self.bits_per_element:.3f} bits" + (f" ({each})" if len(self.by_codec) > 1 else "")
+
+    def summary(self, codec: Choice, feedback: str, min_elements: int) -> str:
         """One line: codec, bits, feedback's spec, threshold, and what goes uncompressed."""
         if not self.compressed:
             return f"{codec.spec()}: all {self.total:,} gradient elements uncompressed (fp32)"
         return (
             f"{codec.spec()}: {self.compressed:,} of {self.total:,} gradient elements compressed to "
-            f"{codec.expected_bits(self.compressed):.3f} bits, feedback {feedback}; "
+            f"{self.counts()}, feedback {feedback}; "
             f"{self.uncompressed:,} uncompressed (fewer than {min_elements} elements or one dimension): "
             f"{', '.join(self.names_uncompressed) or 'none'}"
         )
@@ -44,17 +52,16 @@ class Share:
             f"{', '.join(self.names_uncompressed)} (fewer than min_elements={min_elements}, one dimension, or sparse)"
         )
 
-    def check(self, codec: Codec, parameters: int, min_elements: int) -> None:
-        """Raises ConfigError if ``codec`` would have nothing to compress."""
-        if not isinstance(codec, Raw) and not self.compressed:
-            raise ConfigError(
-                f"{codec.name} would compress nothing: each of the {parameters} parameters has one dimension, fewer "
-                f"than min_elements={min_elements} elements or sparse gradients; allowed: a smaller min_elements, or codec='none'"
-            )
 
-
-def share_of(parameters: Mapping[str, torch.Tensor], compressed: Callable[[torch.Tensor], bool]) -> Share:
-    """The share of a model's parameters, by name, for which ``compressed`` says so."""
-    plain = {name: p.numel() for name, p in parameters.items() if not compressed(p)}
-    total, uncompressed = sum(p.numel() for p in parameters.values()), sum(plain.values())
-    return Share(compressed=total - uncompressed, uncompressed=uncompressed, names_uncompressed=tuple(plain))
+def share_of(parameters: Mapping[str, torch.Tensor], assignment: Assignment) -> Share:
+    """The share of a model's parameters, by name, that ``assignment`` compresses."""
+    sizes = {name: p.numel() for name, p in parameters.items()}
+    plain = {name: size for name, size in sizes.items() if name not in assignment.codecs}
+    total, uncompressed = sum(sizes.values()), sum(plain.values())
+    return Share(
+        compressed=total - uncompressed,
+        uncompressed=uncompressed,
+        names_uncompressed=tuple(plain),
+        bits_per_element=assignment.bits_per_element(sizes),
+        by_codec=tuple((codec.name, elements) for codec, elements in assignment.groups(sizes).items()),
+    )

@@ -14,8 +14,7 @@ from typing import Final
 import torch
 from torch import nn
 
-from thinwire.codec import codec as resolve
-from thinwire.codec.base import Codec
+from thinwire.codec.cast import Raw
 from thinwire.collective.base import Link
 from thinwire.collective.simulated import NO_LINK, SimulatedGroup
 from thinwire.errors import ConfigError
@@ -23,12 +22,14 @@ from thinwire.feedback.deep_gradient import DeepGradient
 from thinwire.feedback.forms import Feedback
 from thinwire.feedback.specs import form_of, spec_of
 from thinwire.metrics import Recorder, Stats
+from thinwire.policy.choice import ChoiceLike, resolve
 from thinwire.reducer import Reducer
+from thinwire.training.assignment import assign, controller_for, kernels_of, tied_names
 from thinwire.training.bucket import Layout, layout_of, shaped_like
 from thinwire.training.checks import check_arguments, check_parameters, compile_kernels
 from thinwire.training.ddp import MIN_ELEMENTS
 from thinwire.training.optimizers import watch_optimizers
-from thinwire.training.reduction import Reduction, residuals_for, travels_compressed
+from thinwire.training.reduction import Reduction, residuals_for
 from thinwire.training.share import Share, share_of
 
 _MIB: Final = 1 << 20
@@ -48,7 +49,7 @@ class Simulation:
     """The ranks; the caller keeps one model and one optimizer, which stand for those of all ranks."""
 
     def __init__(
-        self, model: nn.Module, codec: str | Codec = "int8", ranks: int = 4, feedback: bool | str | Feedback | None = None,
+        self, model: nn.Module, codec: ChoiceLike = "int8", ranks: int = 4, feedback: bool | str | Feedback | None = None,
         min_elements: int = MIN_ELEMENTS, bucket_cap_mb: float | None = None, link: Link = NO_LINK,
     ) -> None:  # fmt: skip
         """``feedback`` and ``min_elements`` as in :func:`compress`, ``bucket_cap_mb`` as in DistributedDataParallel.
@@ -58,18 +59,23 @@ class Simulation:
         """
         self.codec, self.ranks, self.min_elements = resolve(codec), ranks, min_elements
         check_arguments(min_elements, None)
-        self.feedback = form_of(feedback, self.codec)
+        self.feedback = form_of(feedback, *kernels_of(self.codec))
         self._model, self.models = model, [model] * ranks
         self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         _check(self._parameters)
-        self.share.check(self.codec, len(self._parameters), min_elements)
+        every = dict(model.named_parameters())
+        self._assignment = assign(self.codec, every, min_elements, aliases=tied_names(model))
         compile_kernels(self.codec)
         self._group = SimulatedGroup(ranks, link)
-        sizes = {name: p.numel() for name, p in model.named_parameters()}
+        sizes = {name: p.numel() for name, p in every.items()}
         recorders = [Recorder() for _ in range(ranks)]
         pairs = zip(self._group.peers, recorders, strict=True)
         self._reductions = [
-            Reduction(Reducer(peers, self.codec, recorder), residuals_for(self.feedback, self.codec, sizes, ranks))
+            Reduction(
+                Reducer(peers, Raw(), recorder),
+                residuals_for(self.feedback, self._assignment, sizes, ranks),
+                controller=controller_for(self.codec, every, self._assignment),
+            )
             for peers, recorder in pairs
         ]
         first, cap = _FIRST_BUCKET_BYTES, _BUCKET_BYTES
@@ -95,7 +101,11 @@ class Simulation:
     @property
     def share(self) -> Share:
         """Elements that travel compressed and uncompressed, and the names of the latter."""
-        return share_of(self._parameters, self._compressed)
+        return share_of(self._parameters, self._assignment)
+
+    def assignment(self) -> list[dict[str, object]]:
+        """As a handle's: a row a parameter, as of the next step."""
+        return self._assignment.rows({name: p.numel() for name, p in self._parameters.items()})
 
     def summary(self) -> str:
         """One line for people: codec, bits, threshold, and what goes uncompressed."""
@@ -103,7 +113,7 @@ class Simulation:
 
     def stats(self) -> list[Stats]:
         """What each rank sent and received since the last call. Seconds are those of threads that share the processor."""
-        return [one.reducer.recorder.take() for one in self._reductions]
+        return [dataclasses.replace(one.reducer.recorder.take(), codec=self.codec.spec()) for one in self._reductions]
 
     def backward(self, loss_of: Callable[[int], torch.Tensor]) -> list[float]:
         """A step's gradients: ``loss_of(rank)`` of every rank, backward, and their mean in the parameters' ``grad``.
@@ -126,7 +136,19 @@ class Simulation:
         if not self._rebuilt:
             ready = list(dict.fromkeys(order))  # of rank 0, as DDP has it; later ranks repeat it
             self._buckets, self._rebuilt = self._cut(self._rebuild(ready)), True
+        self._decide()
         return losses
+
+    def _decide(self) -> None:
+        """As in ddp.py: every so many steps, all ranks take the next decision of rank 0."""
+        controllers = [one.controller for one in self._reductions if one.controller is not None]
+        seen = [data for one in controllers if (data := one.end_step()) is not None]
+        if seen:
+            said = controllers[0].decide(seen)
+            for one in controllers:
+                one.apply(said)
+            self._assignment = self._assignment.changed(controllers[0].decision)
+            self._buckets = self._cut([bucket.layout.names for bucket in self._buckets])
 
     def _compute(self, loss_of: Callable[[int], torch.Tensor]) -> list[float]:
         losses: list[float] = []
@@ -152,7 +174,6 @@ class Simulation:
         """One rank's part in all buckets, as in ddp.py; whether it saw nothing but finite results."""
         reduction, residuals = self._reductions[rank], self._reductions[rank].residuals
         with torch.no_grad():
-            reduction.follow_schedule()
             reduction.clip([self._gradients[rank][bucket.span] for bucket in self._buckets])
             for bucket in self._buckets:
                 payload = self._gradients[rank][bucket.span]
@@ -178,7 +199,7 @@ class Simulation:
         for names in buckets:
             parameters = [self._parameters[name] for name in names]
             stop = start + sum(p.numel() for p in parameters)
-            made.append(_Bucket(span=slice(start, stop), layout=layout_of(names, parameters, self._compressed)))
+            made.append(_Bucket(span=slice(start, stop), layout=layout_of(names, parameters, self._assignment)))
             start = stop
         return made
 
@@ -193,9 +214,6 @@ class Simulation:
             buckets[-1].append(name)
             size += 4 * self._parameters[name].numel()
         return buckets
-
-    def _compressed(self, parameter: torch.Tensor) -> bool:
-        return travels_compressed(parameter, self.codec, self.min_elements)
 
 
 def _check(parameters: dict[str, nn.Parameter]) -> None:

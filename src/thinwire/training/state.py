@@ -88,6 +88,11 @@ def feedback_steps(states: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> i
     return int((states if isinstance(states, Mapping) else states[0])["feedback_steps"])
 
 
+def policy(states: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> str:
+    """What a policy had decided when the state was saved: the same on all ranks."""
+    return str((states if isinstance(states, Mapping) else states[0])["policy"])
+
+
 def _check(state: Mapping[str, Any], origin: Origin, first: Mapping[str, Any]) -> None:
     if state.get("version") != STATE_VERSION:
         raise ConfigError(f"state has version {state.get('version')!r}; allowed: {STATE_VERSION}")

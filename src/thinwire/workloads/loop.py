@@ -14,9 +14,9 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from thinwire.codec.base import Codec
 from thinwire.collective.transport import of
 from thinwire.metrics import Stats
+from thinwire.policy.choice import Choice, short
 from thinwire.training.ddp import Handle, compress
 from thinwire.workloads.base import Workload
 
@@ -28,7 +28,7 @@ WARM_UP_STEPS: Final = 3
 class Run:
     """What to train: ``steps`` ends the run early, after so many."""
 
-    codec: Codec
+    codec: Choice
     epochs: int
     seed: int
     steps: int | None = None
@@ -153,8 +153,8 @@ def _steps(workload: Workload, run: Run, report: Report) -> Generator[None, None
     elements = sum(p.numel() for p in model.parameters())
     return Result(
         workload=workload.name,
-        codec=run.codec.name,
-        bits_per_element=effective_bits(tally.mean("bytes_sent"), elements, transport.size, run.codec),
+        codec=short(run.codec),
+        bits_per_element=effective_bits(tally.mean("bytes_sent"), elements, transport.size, handle.share.bits_per_element),
         ranks=transport.size,
         epochs=run.epochs,
         steps=done,
@@ -182,10 +182,10 @@ def replicas_identical(model: nn.Module) -> bool:
     return len(set(of().gather_bytes(digest.digest()))) == 1
 
 
-def effective_bits(sent: float, elements: int, ranks: int, codec: Codec) -> float:
-    """Payload bits by 2(N-1)/N of the gradient elements, from the bytes that a rank sends a step; one rank sends nothing."""
+def effective_bits(sent: float, elements: int, ranks: int, nominal: float) -> float:
+    """Payload bits by 2(N-1)/N of the gradient elements, from the bytes that a rank sends a step; ``nominal`` if none."""
     if ranks == 1 or not sent:
-        return codec.expected_bits(elements)
+        return nominal
     return 8 * sent / (elements * 2 * (ranks - 1) / ranks)
 
 
