@@ -146,8 +146,8 @@ def test_without_the_shuffles(tmp_path):
     """The plain loops give the bytes of the vector code's definition."""
     program = (
         "import numpy as np, thinwire as tw\n"
-        "from thinwire.kernels import ops, simd_rans\n"
-        "simd_rans.shuffles = lambda: False\n"
+        "from thinwire.kernels import ops, simd\n"
+        "simd.shuffles = lambda: False\n"
         "from thinwire.kernels import cpu_rans\n"
         "assert not cpu_rans._VECTORS\n"
         "x = np.random.default_rng(0).standard_normal((2, 70_000), dtype=np.float32)\n"

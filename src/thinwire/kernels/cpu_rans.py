@@ -28,7 +28,8 @@ from thinwire.kernels.layout_rans import (
     TABLE_BYTES,
     TOTAL,
 )
-from thinwire.kernels.simd_rans import WIDE, decode_round, encode_round, shuffles
+from thinwire.kernels.simd import shuffles
+from thinwire.kernels.simd_rans import WIDE, decode_round, encode_round
 
 _VECTORS = shuffles()
 _STATE_BYTES = 4 * LANES

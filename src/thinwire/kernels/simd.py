@@ -6,6 +6,7 @@ fixed number of lanes and no branch; LLVM splits the vectors into what the proce
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from llvmlite import ir
@@ -26,6 +27,11 @@ def host_features() -> list[str]:
     chosen: str | None = getattr(config, "CPU_FEATURES", None)  # from NUMBA_CPU_NAME and NUMBA_CPU_FEATURES
     features: str = codegen.get_host_cpu_features() if chosen is None else chosen
     return features.split(",")
+
+
+def shuffles() -> bool:
+    """Whether Numba's target has the shuffles by a table that :func:`permute_8` and the entropy coder are written with."""
+    return "+avx2" in host_features()
 
 
 class Emitter:
@@ -80,11 +86,15 @@ class Emitter:
         rounding and a conversion. A number that is not finite gives a useless integer, not undefined behaviour.
         """
         single = value.type.element is F32
+        pattern = self.constant(I32 if single else I64, 0x4B400000 if single else 0x4338000000000000, value.type.count)
+        return self.b.sub(self.nearest_bits(value), pattern)
+
+    def nearest_bits(self, value: Any) -> Any:
+        """As :meth:`nearest`, right in the low 22 bits only (51 for fp64)."""
+        single = value.type.element is F32
         magic, width = (1.5 * 2.0**23, I32) if single else (1.5 * 2.0**52, I64)
-        pattern = 0x4B400000 if single else 0x4338000000000000
         total = self.b.fadd(value, self.constant(value.type.element, magic, value.type.count))
-        integers = self.b.bitcast(total, ir.VectorType(width, value.type.count))
-        return self.b.sub(integers, self.constant(width, pattern, value.type.count))
+        return self.b.bitcast(total, ir.VectorType(width, value.type.count))
 
     def prefetch_next_tile(self, pointer: Any, element: Any, offset: int, write: bool = False) -> None:
         """Ask for the cache line that the next tile has at this place; past the end of memory it does nothing.
@@ -98,3 +108,17 @@ class Emitter:
         kind = ir.FunctionType(ir.VoidType(), [address.type, I32, I32, I32])
         function = self.b.module.declare_intrinsic("llvm.prefetch", [address.type], kind)
         self.b.call(function, [address, *(ir.Constant(I32, value) for value in (int(write), 2, 1))])
+
+
+def permute_8(e: Emitter, table: Sequence[float], indices: Any) -> Any:
+    """Entries of a table of eight fp32 numbers; of each index (int32) only the low three bits count. Needs :func:`shuffles`."""
+    lanes, half, floats = indices.type.count, ir.VectorType(I32, 8), ir.VectorType(F32, 8)
+    values = ir.Constant(floats, [float(value) for value in table])
+    parts: list[Any] = []
+    for first in range(0, lanes, 8):
+        pick = ir.Constant(half, list(range(first, first + 8)))
+        parts.append(e.call("x86.avx2.permps", floats, values, e.b.shuffle_vector(indices, indices, pick)))
+    while len(parts) > 1:
+        both = ir.Constant(ir.VectorType(I32, 2 * parts[0].type.count), list(range(2 * parts[0].type.count)))
+        parts = [e.b.shuffle_vector(a, b, both) for a, b in zip(parts[::2], parts[1::2], strict=True)]
+    return parts[0]

@@ -12,16 +12,11 @@ from numba import types
 from numba.extending import intrinsic
 
 from thinwire.kernels.layout_rans import LANES, LEAST, SCALE_BITS, TOTAL, WORD_BITS
-from thinwire.kernels.simd import F64, I8, I16, I32, I64, Emitter, host_features
+from thinwire.kernels.simd import F64, I8, I16, I32, I64, Emitter
 
 WIDE = 8
 _STATES, _MASK = ir.VectorType(I32, WIDE), TOTAL - 1
 _START = ir.Constant(I64, 0)
-
-
-def shuffles() -> bool:
-    """Whether Numba's target has the shuffles that the vector code is written with."""
-    return "+avx2" in host_features()
 
 
 def _const(e: Emitter, value: int) -> Any:
