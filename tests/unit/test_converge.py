@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import json
 import math
@@ -16,7 +17,7 @@ from typer.testing import CliRunner
 
 import thinwire as tw
 from thinwire.bench import converge
-from thinwire.bench.converge import Contestant, Run, Settings
+from thinwire.bench.converge import Contestant, Run, Settings, schedule, warm_up
 from thinwire.bench.converge_plot import check_plot, plot
 from thinwire.bench.converge_rows import restored, rows_of
 from thinwire.cli.app import app
@@ -58,6 +59,23 @@ RUNS = {
 CHOICES = {
     contestant(name): {0: made(0, 2.1)} for name in ("auto:3.5;every=7", "int2/int4", "*.bias=none|h*=int8;block=64|*=int4")
 }
+
+
+def test_the_learning_rate_rises_over_the_warm_up_and_falls_to_zero():
+    rate = schedule(dataclasses.replace(SETTINGS, steps=10, warm_up_steps=3))
+    assert [rate(step) for step in range(11)] == pytest.approx([0.25, 0.45, 0.6, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0])
+    flat = schedule(dataclasses.replace(SETTINGS, steps=4))
+    assert [flat(step) for step in range(5)] == [1, 0.75, 0.5, 0.25, 0]
+    assert [warm_up(name, 300) for name in ("sgd", "momentum", "adamw", "onebit-adam")] == [0, 0, 30, 30]
+
+
+def test_a_study_from_before_there_was_a_warm_up_goes_on_without():
+    rows = rows_of(RUNS, SETTINGS)
+    for row in rows:
+        del row["warm_up_steps"]
+    assert list(restored(rows, SETTINGS)) == [one for one, runs in RUNS.items() if runs]
+    with pytest.raises(ConfigError, match="warm_up_steps=0; allowed here: 1"):
+        restored(rows, dataclasses.replace(SETTINGS, warm_up_steps=1))
 
 
 def test_differences_are_to_fp32_of_the_same_seeds():
@@ -142,6 +160,8 @@ def test_a_picture_needs_matplotlib(tmp_path, monkeypatch):
         ("--optimizer adam", ["'adam'", "adamw"]),
         ("--ranks 0", ["--ranks 0"]),
         ("--lr 0", ["--lr 0"]),
+        ("--warm-up -1", ["--warm-up -1", "0 to 299"]),
+        ("--warm-up 300", ["--warm-up 300", "0 to 299"]),
         ("--plot curves.pdf", ["'.pdf'", ".png"]),
         ("--plot /nowhere/curves.png", ["/nowhere/curves.png"]),
         ("--json /nowhere/out.json", ["/nowhere/out.json"]),

@@ -1,6 +1,7 @@
 """How training ends with each codec: short runs on simulated ranks, with the same data and initial weights for all of a seed.
 
-Every run is DDP's with ``compress``, bit for bit (training/simulate.py). The learning rate falls linearly to zero over the run.
+Every run is DDP's with ``compress``, bit for bit (training/simulate.py). The learning rate rises linearly over the steps of the
+warm-up, and falls linearly to zero over the run.
 """
 
 from __future__ import annotations
@@ -56,6 +57,7 @@ class Settings:
     batch: int
     every: int
     threads: int
+    warm_up_steps: int = 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -101,6 +103,21 @@ def defaults(workload: str, optimizer: str | None) -> tuple[str, float]:
     return chosen, rates[chosen]
 
 
+def warm_up(optimizer: str, steps: int) -> int:
+    """Steps of warm-up unless asked otherwise: a tenth of them for Adam's kin, none for SGD.
+
+    Without it Adam's first steps are the longest of all and follow single gradients: on ``gpt`` fp32 stays longer on its first
+    plateau, and whatever noise there is, another seed's or a codec's, decides for how long.
+    """
+    return max(1, steps // 10) if optimizer in ("adamw", ONE_BIT_ADAM) else 0
+
+
+def schedule(settings: Settings) -> Callable[[int], float]:
+    """The factor of the learning rate in each step, counted from 0."""
+    rise, steps = settings.warm_up_steps, settings.steps
+    return lambda step: min(1.0, (step + 1) / (rise + 1)) * (1 - step / steps)
+
+
 def forms(names: str) -> list[str]:
     """Specs of forms of feedback from a comma-separated list. Raises ConfigError for what is none, or for an empty list."""
     found = [spec_of(parse(name.strip())) for name in names.split(",") if name.strip()]
@@ -139,13 +156,13 @@ def train(
     torch.manual_seed(seed)
     model = workload.model()
     ranks, optimizer, take_step = _ranks(model, settings, contestant)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / settings.steps)
+    rates = torch.optim.lr_scheduler.LambdaLR(optimizer, schedule(settings))
     steps, losses, errors = list[int](), list[float](), list[float]()
     train_loss, accuracy = math.nan, math.nan
     for step, batches in enumerate(_batches(workload, seed, settings), 1):
         train_loss = statistics.fmean(ranks.backward(_loss_of(workload, ranks.models, batches)))
         take_step()
-        schedule.step()
+        rates.step()
         errors.append(ranks.nmse)
         ended = step == settings.steps or not math.isfinite(train_loss)
         if ended or step % settings.every == 0:

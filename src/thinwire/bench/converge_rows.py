@@ -78,6 +78,7 @@ def restored(rows: object, settings: Settings) -> Runs:
     wanted = dataclasses.asdict(settings)
     try:
         for row in _objects(rows):
+            row.setdefault("warm_up_steps", 0)  # of studies from before there was one
             other = [name for name in wanted if row[name] != wanted[name]]
             if other:
                 name = other[0]

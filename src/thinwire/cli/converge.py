@@ -25,7 +25,8 @@ def converge(
     codecs: Annotated[str, typer.Option(help="Codecs beside none and bf16, separated by commas.")] = "int8,int4,int2",
     feedback: Annotated[str, typer.Option(help="off, plain, decay:0.95, average:0.9, dgc:0.9; separated by commas.")] = "off",
     optimizer: Annotated[str | None, typer.Option(help="sgd, momentum (mnist's), adamw (gpt's) or onebit-adam.")] = None,
-    lr: Annotated[float | None, typer.Option(help="Learning rate at the start; it falls linearly to zero.")] = None,
+    lr: Annotated[float | None, typer.Option(help="Learning rate at its peak; it falls linearly to zero.")] = None,
+    warm_up: Annotated[int | None, typer.Option(help="Steps in which it rises; a tenth with Adam, 0 with SGD.")] = None,
     ranks: Annotated[int, typer.Option(help="Ranks to simulate.")] = 4,
     steps: Annotated[int, typer.Option(help="Steps of a run.")] = 300,
     batch: Annotated[int | None, typer.Option(help="Samples a rank and step; the workload's default if not given.")] = None,
@@ -43,6 +44,8 @@ def converge(
     """
     chosen = parse_choices(codecs)
     _check(ranks=ranks, steps=steps, seeds=seeds, every=every, threads=threads, batch=batch, lr=lr)
+    if warm_up is not None and not 0 <= warm_up < steps:
+        raise ConfigError(f"--warm-up {warm_up} is out of range; allowed: 0 to {steps - 1}, below --steps")
     check_json(json)
     if resume and (json is None or not json.is_file()):
         raise ConfigError(f"--resume with --json {json}; allowed: --json with the file of the study that is to go on")
@@ -67,6 +70,7 @@ def converge(
         batch=size,
         every=every,
         threads=use_threads(threads),
+        warm_up_steps=study.warm_up(optimizer, steps) if warm_up is None else warm_up,
     )
     run(job, settings, wanted, range(seeds), rows_in(json) if resume and json is not None else [], json, plot)
 

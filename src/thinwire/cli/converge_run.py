@@ -149,6 +149,7 @@ def _progress(
 
 
 def _heading(settings: Settings, tasks: Sequence[_Task]) -> str:
-    how = f"{settings.optimizer} with learning rate {settings.lr:g}, batch {settings.batch} a rank"
+    rise = f" after {settings.warm_up_steps} steps of warm-up" if settings.warm_up_steps else ""
+    how = f"{settings.optimizer} with learning rate {settings.lr:g}{rise}, batch {settings.batch} a rank"
     size = f"{settings.ranks} simulated ranks, {settings.threads} thread(s), {settings.steps} steps"
     return f"{settings.workload}: {len(tasks)} runs, {size}, {how}; {settings.data}"
