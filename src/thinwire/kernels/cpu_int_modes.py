@@ -13,7 +13,7 @@ from thinwire.kernels.cpu_int import bf16_scales, dequantize, largest_keys, log_
 from thinwire.kernels.cpu_tile import load_tile, lost, pack_tile
 from thinwire.kernels.jit import BOOL, BYTES, FLOATS, INT, READ_BYTES, inline, kernel
 from thinwire.kernels.layout import BF16_MIN_NORMAL, GROUP, LOG_LAST, LOG_SIGN, TILE
-from thinwire.kernels.simd_int_modes import CANDIDATES, add_squares_32, best_of_32, best_of_totals, dither_32
+from thinwire.kernels.simd_int_modes import CANDIDATES, add_squares_32, best_of_32, dither_32
 from thinwire.kernels.simd_rng import dither
 
 _NONFINITE = np.uint32(layout.NONFINITE_KEY)
@@ -22,6 +22,10 @@ _LARGEST = np.uint32(0x7F7FFFFF)
 _STEPS = layout.SEARCH_STEPS
 _DOWN = layout.SEARCH_DOWN
 _NONE = layout.SEARCH_NONE
+_RANGE = layout.SEARCH_RANGE
+_WEIGHTS = layout.SEARCH_WEIGHTS
+_FLUSH = 1024
+"""Elements whose squares 8 sums of 32 bits hold: a square is below 2**24."""
 
 
 @inline
@@ -51,25 +55,37 @@ def _scatter(tile: Any, at: int, end: int, scale: Any, half: Any, codes: Any, fi
 
 
 @inline
-def _best(tile: Any, at: int, end: int, scale: Any, half: Any, totals: Any, padded: Any) -> int:
+def _best(tile: Any, at: int, end: int, scale: Any, unit: Any, totals: Any, padded: Any, sums: Any) -> int:
     """The index of the block's best candidate."""
     if not abs(scale) >= _TINY:
         return _NONE
     inverse = np.float32(1) / scale
     if end - at == 32:
-        return best_of_32(tile, at, inverse, np.float32(half))
-    for i in range(totals.size):
-        totals[i] = np.float32(0)
-    while at + 32 <= end:
-        add_squares_32(tile, at, inverse, np.float32(half), totals)
-        at += 32
-    if at < end:
-        for i in range(32):
-            padded[i] = np.float32(0)
-        for i in range(at, end):
-            padded[i - at] = tile[i]
-        add_squares_32(padded, 0, inverse, np.float32(half), totals)
-    return best_of_totals(totals)
+        return best_of_32(tile, at, inverse, unit)
+    for k in range(CANDIDATES):
+        sums[k] = 0
+    while at < end:
+        for i in range(totals.size):
+            totals[i] = 0
+        last = min(end, at + _FLUSH)
+        while at + 32 <= last:
+            add_squares_32(tile, at, inverse, unit, totals)
+            at += 32
+        if at < last:
+            for i in range(32):
+                padded[i] = np.float32(0)
+            for i in range(at, last):
+                padded[i - at] = tile[i]
+            add_squares_32(padded, 0, inverse, unit, totals)
+            at = last
+        for i in range(totals.size):
+            sums[i // 8] += totals[i]
+    best, least = 0, np.float32(sums[0]) * _WEIGHTS[0]
+    for k in range(1, CANDIDATES):
+        error = np.float32(sums[k]) * _WEIGHTS[k]
+        if error < least:
+            best, least = k, error
+    return best
 
 
 @inline
@@ -105,6 +121,7 @@ def int_encode_modes(
     """Encode elements [start, stop) of a row, with dither under the keys if ``stochastic``, else with a search for each scale."""
     size = max(TILE, block)
     half, low, high = np.int32(1 << (bits - 1)), np.uint32(k0), np.uint32(k1)
+    unit = np.int32(_RANGE) // half
     widening = np.float32(half) / np.float32(half - np.int32(1))
     limit = np.uint32(layout.BF16_MAX - ((bits - 1) << 7))
     blocks = (n + block - 1) // block
@@ -116,7 +133,8 @@ def int_encode_modes(
     buffer, values = np.empty(size, np.uint8), np.empty(size, np.float32)
     keys_buffer = np.empty(size // block, np.uint32)
     scales_buffer = np.empty(size // block, np.float32)
-    totals, padded, single = np.empty(16 * CANDIDATES, np.float32), np.empty(32, np.float32), np.empty(1, np.float32)
+    totals, sums = np.empty(8 * CANDIDATES, np.int32), np.empty(CANDIDATES, np.int64)
+    padded, single = np.empty(32, np.float32), np.empty(1, np.float32)
     for at in range(start, stop, size):
         end = min(at + size, stop)
         tile = load_tile(x, kind, at, end, scratch)
@@ -135,14 +153,14 @@ def int_encode_modes(
                 if not stochastic:
                     single.view(np.uint32)[0] = np.uint32(group) << np.uint32(16)
                     for i in range(g, last):
-                        best = _best(tile, i * block, min((i + 1) * block, end - at), scales[i], half, totals, padded)
+                        best = _best(tile, i * block, min((i + 1) * block, end - at), scales[i], unit, totals, padded, sums)
                         _move_log(stored, i, single[0], table, best, scales)
         else:
             halves = wire[2 * first : 2 * (first + count)].view(np.uint16)
             bf16_scales(keys, bits, halves, scales, stochastic)
             if not stochastic:
                 for i in range(count):
-                    best = _best(tile, i * block, min((i + 1) * block, end - at), scales[i], half, totals, padded)
+                    best = _best(tile, i * block, min((i + 1) * block, end - at), scales[i], unit, totals, padded, sums)
                     _move_bf16(halves, i, best, limit, single, scales)
         codes = packed[at:end] if bits == 8 else buffer[: end - at]
         for i in range(count):

@@ -63,6 +63,9 @@ SEARCH_NONE: Final = 1
 # 2**(k/8) and 2**(-k/8) for these k, from the table, so that they are the same everywhere.
 SEARCH_DOWN: Final[npt.NDArray[np.float32]] = np.array([2 * _LOG_FRACTIONS[7], *_LOG_FRACTIONS[:7]], np.float32)
 SEARCH_UP: Final[npt.NDArray[np.float32]] = np.array([_LOG_FRACTIONS[1], 1, *(2 * _LOG_FRACTIONS[7:1:-1])], np.float32)
+SEARCH_RANGE: Final = 1 << 12
+"""A search has numbers of 16 bits, of which the smallest code is -SEARCH_RANGE and a step SEARCH_RANGE / 2**(bits-1)."""
+SEARCH_UP_FIXED: Final[npt.NDArray[np.int32]] = np.rint(SEARCH_UP * np.float32(1 << 14)).astype(np.int32)
 SEARCH_WEIGHTS: Final[npt.NDArray[np.float32]] = SEARCH_DOWN * SEARCH_DOWN
 """What brings squared errors in steps of a candidate to those of the extreme's."""
 

@@ -22,6 +22,7 @@ from thinwire.kernels.reference import (
 )
 
 Choice = npt.NDArray[np.int64]
+I32 = npt.NDArray[np.int32]
 
 
 def int_encode_stochastic(x: F32, wire: U8, bits: int, block: int, log_scale: bool, error: F32 | None, seed: int) -> None:
@@ -66,25 +67,23 @@ def _best(blocks: F32, scales: F32, half: int) -> Choice:
     """The index of each block's best candidate; the first of equals; the one of step 0 without a usable scale."""
     usable = np.isfinite(scales) & (scales != 0)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        exact = blocks * np.where(usable, np.float32(1) / scales, np.float32(0))[..., None]
-        errors = np.stack([_squares(exact, i, half) for i in range(len(layout.SEARCH_STEPS))])
+        steps = blocks * np.where(usable, np.float32(1) / scales, np.float32(0))[..., None]
+        fixed = np.rint(steps * np.float32(2 * layout.SEARCH_RANGE // half))
+    fixed = np.where(usable[..., None], fixed, 0).astype(np.int32)
+    errors = np.stack([_squares(fixed, i, half) for i in range(len(layout.SEARCH_STEPS))])
     return np.where(usable, errors.argmin(axis=0), layout.SEARCH_NONE)
 
 
-def _squares(exact: F32, candidate: int, half: int) -> F32:
-    """Squared error of a candidate in units of the nominal scale, summed in 16 lanes and then neighbour by neighbour."""
-    steps = exact * layout.SEARCH_UP[candidate]
-    # In the way of compiled code, which needs no NaN: comparisons with one are false.
-    nearest = np.rint(np.minimum(np.maximum(steps, np.float32(-half)), np.float32(half - 1)))
-    off = steps - nearest
-    squares = blocks_of((off * off).reshape(-1, exact.shape[2]), 16)
-    total = np.zeros((squares.shape[0], 16), dtype=np.float32)
-    for k in range(squares.shape[1]):
-        total = total + squares[:, k]
-    total = total * layout.SEARCH_WEIGHTS[candidate]
-    while total.shape[1] > 1:
-        total = total[:, ::2] + total[:, 1::2]
-    return total.reshape(exact.shape[:2])
+def _squares(fixed: I32, candidate: int, half: int) -> F32:
+    """Weighted squared error of a candidate, from numbers in half units; a unit is half / SEARCH_RANGE of a step.
+
+    Integers of 16 bits are twice as many to a vector as fp32, and their sums do not depend on the order.
+    """
+    unit = layout.SEARCH_RANGE // half
+    steps = (fixed * layout.SEARCH_UP_FIXED[candidate] + (1 << 14)) >> 15
+    nearest = np.clip((steps + unit // 2) & -unit, -layout.SEARCH_RANGE, layout.SEARCH_RANGE - unit)
+    total = np.square(steps - nearest).sum(axis=-1, dtype=np.int64)
+    return total.astype(np.float32) * layout.SEARCH_WEIGHTS[candidate]
 
 
 def _shifted_log(stored: U8, maximum: F32, best: Choice, bits: int) -> F32:

@@ -9,7 +9,7 @@ from numba import types
 from numba.extending import intrinsic
 
 from thinwire.kernels import layout
-from thinwire.kernels.simd import F32, I8, I32, I64, VECTOR, Emitter
+from thinwire.kernels.simd import F32, I8, I16, I32, I64, VECTOR, Emitter, shuffles
 from thinwire.kernels.simd_rng import emit_dither, emit_drawn, numbers_from
 
 CANDIDATES = len(layout.SEARCH_STEPS)
@@ -35,86 +35,101 @@ def dither_32(
     return types.none(x, types.int64, types.float32, types.int32, codes, types.uint32, types.uint32, types.uint32), code
 
 
-def _clamped(e: Emitter, value: Any, low: Any, high: Any) -> Any:
-    value = e.b.select(e.b.fcmp_ordered("<", value, low), low, value)
-    return e.b.select(e.b.fcmp_ordered(">", value, high), high, value)
-
-
 class _Search:
-    """What both searches share: the limits of a code, and the sums of 32 elements' squared errors by candidate."""
+    """What both searches share. 16 elements are one vector of numbers with a fixed point, see the reference's ``_squares``."""
 
-    def __init__(self, e: Emitter, inverse: Any, half: Any) -> None:
-        self.e, self.factor = e, e.splat(inverse, VECTOR)
-        self.high = e.b.fsub(e.splat(half, VECTOR), e.constant(F32, 1.0, VECTOR))
-        self.low = e.b.fsub(e.constant(F32, -1.0, VECTOR), self.high)
+    def __init__(self, e: Emitter, inverse: Any, unit: Any) -> None:
+        self.e, b = e, e.b
+        self.factor, self.up = e.splat(inverse, VECTOR), e.splat(b.uitofp(b.shl(unit, ir.Constant(I32, 1)), F32), VECTOR)
+        short = b.trunc(unit, I16)
+        self.round, self.mask = (e.splat(one, VECTOR) for one in (b.lshr(short, ir.Constant(I16, 1)), b.neg(short)))
+        self.high = e.splat(b.sub(ir.Constant(I16, layout.SEARCH_RANGE), short), VECTOR)
+        self.low = e.constant(I16, -layout.SEARCH_RANGE, VECTOR)
 
     def add(self, source: Any, totals: list[Any]) -> list[Any]:
+        """``totals``, a vector of 8 int32 each, and the squares of 32 elements."""
+        values = [self._fixed(source, k) for k in (0, VECTOR)]
+        return [self._added(values, int(up), total) for up, total in zip(layout.SEARCH_UP_FIXED, totals, strict=True)]
+
+    def _fixed(self, source: Any, at: int) -> Any:
         e, b = self.e, self.e.b
-        magic = e.constant(F32, 1.5 * 2.0**23, VECTOR)
-        exact = [b.fmul(e.load(source, F32, VECTOR, k), self.factor) for k in (0, VECTOR)]
-        sums: list[Any] = []
-        for up, total in zip(layout.SEARCH_UP, totals, strict=True):
-            for value in exact:
-                steps = b.fmul(value, e.constant(F32, float(up), VECTOR))
-                nearest = b.fsub(b.fadd(_clamped(e, steps, self.low, self.high), magic), magic)
-                off = b.fsub(steps, nearest)
-                total = b.fadd(total, b.fmul(off, off))
-            sums.append(total)
-        return sums
+        steps = b.fmul(b.fmul(e.load(source, F32, VECTOR, at), self.factor), self.up)
+        return b.trunc(e.nearest_bits(steps), ir.VectorType(I16, VECTOR))
+
+    def _added(self, values: list[Any], up: int, total: Any) -> Any:
+        e, b = self.e, self.e.b
+        for value in values:
+            steps = _scaled(e, value, e.constant(I16, up, VECTOR))
+            nearest = b.and_(b.add(steps, self.round), self.mask)
+            nearest = e.binary("smin", e.binary("smax", nearest, self.low), self.high)
+            total = b.add(total, _squares(e, b.sub(steps, nearest)))
+        return total
 
     def best(self, totals: list[Any]) -> Any:
         """The first candidate of least error: int64."""
         e, b = self.e, self.e.b
-        down = [e.constant(F32, float(value), VECTOR) for value in layout.SEARCH_WEIGHTS]
-        level = [b.fmul(total, weight) for total, weight in zip(totals, down, strict=True)]
-        lanes = ir.VectorType(I32, VECTOR)
-        even = ir.Constant(lanes, list(range(0, 2 * VECTOR, 2)))
-        odd = ir.Constant(lanes, list(range(1, 2 * VECTOR, 2)))
+        lanes = ir.VectorType(I32, CANDIDATES)
+        level = totals
         while len(level) > 1:
-            pairs = zip(level[::2], level[1::2], strict=True)
-            level = [b.fadd(b.shuffle_vector(p, q, even), b.shuffle_vector(p, q, odd)) for p, q in pairs]
-        one = b.fadd(b.shuffle_vector(level[0], level[0], even), b.shuffle_vector(level[0], level[0], odd))
-        # Squares compare as their bits do. The second half of the vector repeats the first.
-        patterns = b.bitcast(one, lanes)
-        equal = b.icmp_unsigned("==", patterns, e.splat(e.reduce("umin", [patterns]), VECTOR))
-        mask = b.bitcast(equal, ir.IntType(VECTOR))
-        return b.zext(e.call("cttz.i16", mask.type, mask, ir.Constant(ir.IntType(1), 0)), I64)
+            level = [_neighbours(e, p, q) for p, q in zip(level[::2], level[1::2], strict=True)]
+        weights = ir.Constant(ir.VectorType(F32, CANDIDATES), [float(value) for value in layout.SEARCH_WEIGHTS])
+        # Squares compare as their bits do.
+        patterns = b.bitcast(b.fmul(b.sitofp(level[0], weights.type), weights), lanes)
+        equal = b.icmp_unsigned("==", patterns, e.splat(e.reduce("umin", [patterns]), CANDIDATES))
+        mask = b.bitcast(equal, ir.IntType(CANDIDATES))
+        return b.zext(e.call("cttz.i8", mask.type, mask, ir.Constant(ir.IntType(1), 0)), I64)
+
+
+def _neighbours(e: Emitter, p: Any, q: Any) -> Any:
+    """Sums of lanes 0 and 1, 2 and 3 ... of both vectors, one after the other."""
+    lanes = ir.VectorType(I32, p.type.count)
+    even, odd = (ir.Constant(lanes, list(range(first, 2 * p.type.count, 2))) for first in (0, 1))
+    return e.b.add(e.b.shuffle_vector(p, q, even), e.b.shuffle_vector(p, q, odd))
+
+
+def _scaled(e: Emitter, value: Any, factor: Any) -> Any:
+    """``(value * factor + 2**14) >> 15``, int16."""
+    if shuffles():
+        return e.call("x86.avx2.pmul.hr.sw", value.type, value, factor)
+    b, wide = e.b, ir.VectorType(I32, VECTOR)
+    product = b.add(b.mul(b.sext(value, wide), b.sext(factor, wide)), e.constant(I32, 1 << 14, VECTOR))
+    return b.trunc(b.ashr(product, e.constant(I32, 15, VECTOR)), value.type)
+
+
+def _squares(e: Emitter, value: Any) -> Any:
+    """Squares of 16 numbers of 16 bits, summed in pairs: 8 int32."""
+    half = ir.VectorType(I32, VECTOR // 2)
+    if shuffles():
+        return e.call("x86.avx2.pmadd.wd", half, value, value)
+    wide = e.b.sext(value, ir.VectorType(I32, VECTOR))
+    square = e.b.mul(wide, wide)
+    even, odd = (ir.Constant(half, list(range(first, VECTOR, 2))) for first in (0, 1))
+    return e.b.add(e.b.shuffle_vector(square, square, even), e.b.shuffle_vector(square, square, odd))
 
 
 @intrinsic
-def best_of_32(typingctx: Any, x: Any, at: Any, inverse: Any, half: Any) -> Any:
+def best_of_32(typingctx: Any, x: Any, at: Any, inverse: Any, unit: Any) -> Any:
     """The best candidate of a block of 32 elements."""
 
     def code(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         e = Emitter(context, builder, sig, args)
         search = _Search(e, args[2], args[3])
-        return search.best(search.add(e.pointer(0, args[1], F32), [e.constant(F32, 0.0, VECTOR)] * CANDIDATES))
+        nothing = [e.constant(I32, 0, VECTOR // 2)] * CANDIDATES
+        return search.best(search.add(e.pointer(0, args[1], F32), nothing))
 
-    return types.int64(x, types.int64, types.float32, types.float32), code
+    return types.int64(x, types.int64, types.float32, types.int32), code
 
 
 @intrinsic
-def add_squares_32(typingctx: Any, x: Any, at: Any, inverse: Any, half: Any, totals: Any) -> Any:
-    """Add each candidate's squared errors of 32 elements to its 16 lanes of ``totals`` (CANDIDATES * 16)."""
+def add_squares_32(typingctx: Any, x: Any, at: Any, inverse: Any, unit: Any, totals: Any) -> Any:
+    """Add each candidate's squared errors of 32 elements to its 8 lanes of ``totals`` (CANDIDATES * 8 int32)."""
 
     def code(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        e = Emitter(context, builder, sig, args)
-        target = e.pointer(4, ir.Constant(I64, 0), F32)
-        before = [e.load(target, F32, VECTOR, VECTOR * k) for k in range(CANDIDATES)]
+        e, lanes = Emitter(context, builder, sig, args), VECTOR // 2
+        target = e.pointer(4, ir.Constant(I64, 0), I32)
+        before = [e.load(target, I32, lanes, lanes * k) for k in range(CANDIDATES)]
         for k, total in enumerate(_Search(e, args[2], args[3]).add(e.pointer(0, args[1], F32), before)):
-            e.store(total, target, F32, VECTOR * k)
+            e.store(total, target, I32, lanes * k)
         return context.get_dummy_value()
 
-    return types.none(x, types.int64, types.float32, types.float32, totals), code
-
-
-@intrinsic
-def best_of_totals(typingctx: Any, totals: Any) -> Any:
-    """The best candidate by the sums of :func:`add_squares_32`."""
-
-    def code(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        e = Emitter(context, builder, sig, args)
-        source, unused = e.pointer(0, ir.Constant(I64, 0), F32), ir.Constant(F32, 1.0)
-        return _Search(e, unused, unused).best([e.load(source, F32, VECTOR, VECTOR * k) for k in range(CANDIDATES)])
-
-    return types.int64(totals), code
+    return types.none(x, types.int64, types.float32, types.int32, totals), code
